@@ -38,33 +38,42 @@ class TurnGame(ABC):
 
 
 async def play_turns(
-    game: TurnGame, players: Mapping[str, Player], *, system: str | None = None, retries: int = 0
+    game: TurnGame,
+    players: Mapping[str, Player],
+    *,
+    system: str | None = None,
+    retries: int = 0,
+    forget: bool = False,
+    forfeit: float = -1.0,
 ) -> Mapping[str, float]:
     """Play a game to its end, and return the rewards.
 
     A player loses whose turn has no valid move after `retries` further attempts, or whose conversation reaches a limit:
-    its reward is -1, and that of all others 0.
+    its reward is `forfeit`, and that of all others 0. With `forget`, each turn is a conversation of its own, in which a
+    player sees the present observation only. Set it if that has all that a move depends on: equal positions then have
+    equal prompts, and what a model learns of a position does not depend on the moves before it.
     """
     invalid = dict.fromkeys(players, 0)
-    begun: set[str] = set()
     notice = ""
     while (name := game.to_move) is not None:
+        player = players[name]
+        if forget:
+            player.messages.clear()
         try:
-            text = await players[name].say(notice + game.observe(name), system=None if name in begun else system)
-            begun.add(name)
+            text = await player.say(notice + game.observe(name), system=None if player.messages else system)
             game.move(name, text)
         except PlayerStopped:
-            return lost_by(name, players)
+            return lost_by(name, players, forfeit)
         except InvalidMove as error:
             invalid[name] += 1
             if invalid[name] > retries:
-                return lost_by(name, players)
+                return lost_by(name, players, forfeit)
             notice = f"{error}\n\n"
         else:
             notice, invalid[name] = "", 0
     return game.rewards()
 
 
-def lost_by(loser: str, players: Mapping[str, Player]) -> Mapping[str, float]:
-    """Return the rewards of a game that a player loses: -1 for it, 0 for all others."""
-    return {name: -1.0 if name == loser else 0.0 for name in players}
+def lost_by(loser: str, players: Mapping[str, Player], forfeit: float = -1.0) -> Mapping[str, float]:
+    """Return the rewards of a game that a player loses: `forfeit` for it, 0 for all others."""
+    return {name: forfeit if name == loser else 0.0 for name in players}

@@ -10,13 +10,18 @@ from operator import xor
 from typing import Any
 
 from agentloop.envs.players.player import Player
-from agentloop.envs.players.turns import InvalidMove, TurnGame, play_turns
+from agentloop.envs.players.turns import InvalidMove, TurnGame, lost_by, play_turns
 from agentloop.types.messages import Message, text_of
 
 Move = tuple[int, int]
 """(pile, objects), both from 1."""
 
+NO_MARKS = "........."
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+
+
+EQUAL, DIFFERENT = "Heads or tails? You win if both are equal.", "Heads or tails? You win if they are not equal."
+"""What the first and the second player of matching pennies read."""
 
 
 class Nim(TurnGame):
@@ -51,8 +56,8 @@ class Nim(TurnGame):
 class TicTacToe(TurnGame):
     """Three in a row on nine cells, which are numbered from 1."""
 
-    def __init__(self, players: Sequence[str]) -> None:
-        self.cells = "........."
+    def __init__(self, players: Sequence[str], cells: str = NO_MARKS) -> None:
+        self.cells = cells
         self._players = list(players)
 
     @property
@@ -78,25 +83,40 @@ class TicTacToe(TurnGame):
 
 async def nim(task: Mapping[str, Any], players: Mapping[str, Player]) -> Mapping[str, float]:
     """Play Nim with the piles of the row."""
-    return await play_turns(Nim(task["piles"], list(players)), players, system=task.get("system"))
+    return await _play(Nim(task["piles"], list(players)), task, players)
 
 
 async def tic_tac_toe(task: Mapping[str, Any], players: Mapping[str, Player]) -> Mapping[str, float]:
-    """Play tic-tac-toe; the first player is x."""
-    return await play_turns(TicTacToe(list(players)), players, system=task.get("system"))
+    """Play tic-tac-toe from the cells of the row, or from the start; the first player is x."""
+    return await _play(TicTacToe(list(players), task.get("cells", NO_MARKS)), task, players)
+
+
+async def _play(game: TurnGame, task: Mapping[str, Any], players: Mapping[str, Player]) -> Mapping[str, float]:
+    """Play a game with the row's `system` message, `forget` (default: false) and `forfeit` (default: -1)."""
+    forget, forfeit = task.get("forget", False), task.get("forfeit", -1.0)
+    return await play_turns(game, players, system=task.get("system"), forget=forget, forfeit=forfeit)
 
 
 async def matching_pennies(task: Mapping[str, Any], players: Mapping[str, Player]) -> Mapping[str, float]:
-    """Both players choose heads or tails without seeing the other's choice. The first wins if they are equal."""
+    """Both players choose heads or tails without seeing the other's choice. The first wins if they are equal.
+
+    A player who chooses neither loses.
+    """
     first, second = players.values()
     sides = []
-    for player in (first, second):
-        said = re.findall(r"heads|tails", (await player.say("Heads or tails?", system=task.get("system"))).lower())
-        if not said:
-            return {name: -1.0 if name == player.name else 0.0 for name in players}
-        sides.append(said[-1])
+    for player, aim in ((first, EQUAL), (second, DIFFERENT)):
+        side = penny(await player.say(aim, system=task.get("system")))
+        if side is None:
+            return lost_by(player.name, players)
+        sides.append(side)
     outcome = 1.0 if sides[0] == sides[1] else -1.0
     return {first.name: outcome, second.name: -outcome}
+
+
+def penny(text: str) -> str | None:
+    """Return the side that a turn names last, or None."""
+    sides = re.findall(r"heads|tails", text.lower())
+    return sides[-1] if sides else None
 
 
 def random_nim(messages: Sequence[Message], rng: random.Random) -> str:
@@ -113,7 +133,12 @@ def perfect_nim(messages: Sequence[Message], rng: random.Random) -> str:
 def random_tic_tac_toe(messages: Sequence[Message], rng: random.Random) -> str:
     """Take any free cell."""
     cells = text_of(messages[-1]["content"]).split()
-    return str(rng.choice([number for number, cell in enumerate(cells, 1) if cell == "."]))
+    return str(rng.choice(free_cells("".join(cells))))
+
+
+def random_penny(messages: Sequence[Message], rng: random.Random) -> str:
+    """Choose either side equally often."""
+    return rng.choice(("heads", "tails"))
 
 
 def nim_board(piles: Sequence[int]) -> str:
@@ -150,6 +175,11 @@ def winner_of(cells: str) -> str | None:
     return next((cells[a] for a, b, c in LINES if cells[a] != "." and cells[a] == cells[b] == cells[c]), None)
 
 
+def free_cells(cells: str) -> list[int]:
+    """Return the numbers of the free cells."""
+    return [number for number, cell in enumerate(cells, 1) if cell == "."]
+
+
 def placed(cells: str, cell: int) -> str:
     """Return the cells after the next player took one."""
     return cells[:cell] + "xo"[9 - cells.count(".") & 1] + cells[cell + 1 :]
@@ -160,4 +190,4 @@ def tic_tac_toe_value(cells: str) -> int:
     """Return the outcome under perfect play for the player to move: 1, 0 or -1."""
     if winner_of(cells) is not None:
         return -1
-    return max((-tic_tac_toe_value(placed(cells, cell)) for cell in range(9) if cells[cell] == "."), default=0)
+    return max((-tic_tac_toe_value(placed(cells, cell - 1)) for cell in free_cells(cells)), default=0)

@@ -1,14 +1,18 @@
-"""Rows of the games: training plays against itself, and the held-out games are against a fixed opponent."""
+"""Rows of the games. Training plays against itself; the held-out games have an opponent that does not learn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
+from agentloop.recipes.self_play.games import NO_MARKS, free_cells, placed, winner_of
+
 NIM = (
-    "You play Nim. Each turn you take any number of objects from one pile; whoever takes the last object wins. You see "
-    "the sizes of the piles. Write your move as the number of the pile and the number of objects, such as 1 2, on the "
-    "last line."
+    "You play Nim. Each turn you take any number of objects from one pile; the player who takes the last object wins. "
+    "You see the sizes of the piles. Write your move as the number of the pile and the number of objects, such as 1 2, "
+    "on the last line."
 )
 
 
@@ -16,12 +20,58 @@ def rows(
     num_rows: int = 4096,
     *,
     piles: Sequence[int] = (3, 4, 5),
+    any_start: bool = False,
     system: str | None = NIM,
     opponent: Any = None,
+    seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Yield games. With an `opponent`, it plays the second seat, and `seat` lets the model begin every other game."""
+    """Yield games of Nim. With `any_start` each begins at a random position that `piles` can lead to.
+
+    With an `opponent`, it plays the second seat, and `seat` lets the model begin every other game. Players see the
+    present board only (`forget`), and an invalid move costs twice as much as a lost game (`forfeit`).
+    """
+    positions = [list(each) for each in product(*(range(size + 1) for size in piles)) if any(each)]
+    starts = (lambda rng: {"piles": rng.choice(positions)}) if any_start else (lambda rng: {"piles": list(piles)})
+    return _rows(num_rows, starts, system, opponent, seed)
+
+
+def tic_tac_toe_rows(
+    num_rows: int = 4096,
+    *,
+    any_start: bool = False,
+    system: str | None = None,
+    opponent: Any = None,
+    seed: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """Yield games of tic-tac-toe. With `any_start` each begins at a random position; the other options as in `rows`."""
+    return _rows(num_rows, lambda rng: {"cells": random_cells(rng) if any_start else NO_MARKS}, system, opponent, seed)
+
+
+def pennies_rows(
+    num_rows: int = 4096, *, system: str | None = None, opponent: Any = None, seed: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Yield games of matching pennies; the options as in `rows`."""
+    return _rows(num_rows, lambda rng: {}, system, opponent, seed)
+
+
+def random_cells(rng: random.Random) -> str:
+    """Return a position of tic-tac-toe that is not over, after up to eight random moves."""
+    cells = NO_MARKS
+    for _ in range(rng.randrange(9)):
+        after = placed(cells, rng.choice(free_cells(cells)) - 1)
+        if winner_of(after) is not None:
+            break
+        cells = after
+    return cells
+
+
+def _rows(
+    num_rows: int, start: Callable[[random.Random], dict[str, Any]], system: str | None, opponent: Any, seed: int
+) -> Iterator[dict[str, Any]]:
+    rng = random.Random(seed)
     for number in range(num_rows):
-        row: dict[str, Any] = {"id": f"game-{number}", "piles": list(piles), "seat": number % 2}
+        row: dict[str, Any] = {"id": f"game-{number}", "seat": number % 2, "forget": True, "forfeit": -2.0}
+        row |= start(rng)
         if system is not None:
             row["system"] = system
         if opponent is not None:

@@ -95,7 +95,21 @@ async def test_players_move_in_turn_and_see_only_their_own_conversation():
     assert [message["content"] for message in players["b"].messages] == ["Race!", "[1]", "2", "[1, 2, 5]", "6"]
 
 
+async def test_players_who_forget_see_the_present_observation_only():
+    seen = []
+
+    def shown(messages, rng):
+        seen.append([message["content"] for message in messages])
+        return str(len(seen))
+
+    players = {name: ScriptedPlayer(name, shown, 0) for name in "ab"}
+    await play_turns(Race(players), players, system="Race!", forget=True)
+    assert seen == [["Race!", "[]"], ["Race!", "[1]"], ["Race!", "[1, 2]"], ["Race!", "[1, 2, 3]"]]
+
+
 async def test_an_invalid_move_loses_after_the_retries():
+    players = {"a": speaking("a", "1"), "b": speaking("b", "0")}
+    assert await play_turns(Race(players), players, forfeit=-2.0) == {"a": 0.0, "b": -2.0}
     players = {"a": speaking("a", "1"), "b": speaking("b", "0")}
     assert await play_turns(Race(players), players) == {"a": 0.0, "b": -1.0}
     players = {"a": speaking("a", "1", "5"), "b": speaking("b", "0", "2", "1", "6")}

@@ -3,10 +3,13 @@ from itertools import product
 
 import pytest
 
+from agentloop.envs.players.player import ScriptedPlayer
 from agentloop.envs.players.turns import InvalidMove
 from agentloop.recipes.self_play.games import (
+    EQUAL,
     Nim,
     TicTacToe,
+    matching_pennies,
     nim_moves,
     optimal_nim_moves,
     perfect_nim,
@@ -16,6 +19,7 @@ from agentloop.recipes.self_play.games import (
     tic_tac_toe_value,
     winner_of,
 )
+from agentloop.recipes.self_play.task import rows, tic_tac_toe_rows
 
 
 def wins_nim(piles):
@@ -62,6 +66,35 @@ def test_tic_tac_toe_ends_with_three_in_a_row_or_a_full_board():
 def test_tic_tac_toe_is_a_draw():
     assert tic_tac_toe_value("." * 9) == 0
     assert winner_of(placed("xx.oo....", 2)) == "x"
+
+
+def test_games_may_begin_at_any_position():
+    nim = list(rows(500, piles=(1, 2), any_start=True))
+    assert {tuple(row["piles"]) for row in nim} == {(0, 1), (0, 2), (1, 0), (1, 1), (1, 2)}
+    assert {tuple(row["piles"]) for row in rows(8, piles=(1, 2))} == {(1, 2)}
+    cells = [row["cells"] for row in tic_tac_toe_rows(200, any_start=True)]
+    assert {9 - each.count(".") for each in cells} == set(range(9))
+    assert all(winner_of(each) is None and 0 <= each.count("x") - each.count("o") <= 1 for each in cells)
+    game = TicTacToe(["a", "b"], "xx.o.....")
+    assert game.to_move == "b"
+
+
+@pytest.mark.parametrize(
+    ("said", "rewards"),
+    [
+        (("heads", "Heads"), (1.0, -1.0)),
+        (("tails", "not tails, but heads"), (-1.0, 1.0)),
+        (("edge", "heads"), (-1.0, 0.0)),
+        (("heads", "edge"), (0.0, -1.0)),
+    ],
+)
+async def test_matching_pennies_rewards_equal_or_different_sides(said, rewards):
+    players = {
+        name: ScriptedPlayer(name, lambda messages, rng, text=text: text, 0)
+        for name, text in zip(("first", "second"), said, strict=True)
+    }
+    assert tuple((await matching_pennies({}, players)).values()) == rewards
+    assert players["first"].messages[0]["content"] == EQUAL
 
 
 def test_scripted_players_make_valid_moves():
