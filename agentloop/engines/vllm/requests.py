@@ -18,9 +18,11 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": Fi
 
 def vllm_params(params: SamplingParams, room: int, *, in_parts: bool = False) -> Any:
     """Convert to vLLM's parameters, for at most `room` tokens. `in_parts`: return all tokens so far after each step."""
+    length = min(params.max_tokens, room)
     if params.seed is not None or params.grammar is not None:
-        return _build_params(params, min(params.max_tokens, room), in_parts)
-    return _cached_params(params, min(params.max_tokens, room), in_parts)
+        return _build_params(params, length, in_parts)
+    key = length, params.temperature, params.top_p, params.top_k, params.stop_token_ids, params.stop_strings
+    return _cached_params(*key, params.routed_from, in_parts)
 
 
 def _build_params(params: SamplingParams, max_tokens: int, in_parts: bool) -> Any:
@@ -49,7 +51,27 @@ def _build_params(params: SamplingParams, max_tokens: int, in_parts: bool) -> An
     )
 
 
-_cached_params = lru_cache(maxsize=64)(_build_params)
+@lru_cache(maxsize=64)
+def _cached_params(
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    stop_token_ids: tuple[int, ...],
+    stop_strings: tuple[str, ...],
+    routed_from: int,
+    in_parts: bool,
+) -> Any:
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        stop_token_ids=stop_token_ids,
+        stop_strings=stop_strings,
+        routed_from=routed_from,
+    )
+    return _build_params(params, max_tokens, in_parts)
 
 
 def up_to_stop(turn: Generation, stops: StopStrings) -> Generation:

@@ -24,7 +24,7 @@ from agentloop.trainer.learner.megatron.attention import PackedCoreAttention, Ro
 from agentloop.trainer.learner.megatron.ranks import Ranks
 from agentloop.trainer.sizing.layouts import Layout
 
-SUPPORTED = ("qwen2", "qwen3", "qwen3_moe")
+SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 _ROPE = ("default", "linear", "llama3")
 """Kinds of rotary embedding that only change the angles."""
 
@@ -87,8 +87,13 @@ def check_supported(hf_config: Any) -> None:
     rope = getattr(hf_config, "rope_parameters", None) or {}
     if (name := rope.get("rope_type", "default")) not in _ROPE:
         raise UserError(f"learner.backend=megatron does not support rope_type={name}. Set learner.backend=fsdp.")
-    if any("sliding" in layer for layer in getattr(hf_config, "layer_types", None) or ()):
+    is_mistral_window = kind == "mistral" and hf_config.sliding_window is not None
+    if is_mistral_window or any("sliding" in layer for layer in getattr(hf_config, "layer_types", None) or ()):
         raise UserError("learner.backend=megatron does not support sliding windows. Set learner.backend=fsdp.")
+    if getattr(hf_config, "mlp_bias", False):
+        raise UserError("learner.backend=megatron does not support mlp_bias. Set learner.backend=fsdp.")
+    if kind == "llama" and hf_config.attention_bias:
+        raise UserError("learner.backend=megatron does not support attention_bias of llama. Set learner.backend=fsdp.")
     if kind == "qwen3_moe" and (hf_config.mlp_only_layers or hf_config.decoder_sparse_step != 1):
         raise UserError("learner.backend=megatron needs experts in every layer or in none. Set learner.backend=fsdp.")
 

@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -22,7 +26,12 @@ _SMALL = {
     "num_key_value_heads": 4,
     "initializer_range": 0.1,
 }
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _MODELS = {
+    "llama": lambda: LlamaForCausalLM(
+        LlamaConfig(**_SMALL, rope_parameters=_LLAMA3 | {"original_max_position_embeddings": 16})
+    ),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**_SMALL, head_dim=8, sliding_window=None)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SMALL, head_dim=8, tie_word_embeddings=True)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_SMALL, tie_word_embeddings=False)),
     "moe": lambda: Qwen3MoeForCausalLM(
@@ -40,7 +49,7 @@ _MODELS = {
 
 
 def write_models(folder: Path) -> Path:
-    """A folder with a folder for each of qwen3, qwen2 and moe."""
+    """Write a folder for each model to `folder`, and return it."""
     for name, make in _MODELS.items():
         torch.manual_seed(0)
         model = make()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import GemmaConfig, LlamaConfig, MistralConfig
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
@@ -40,7 +40,7 @@ def test_a_reference_that_is_no_model_is_named_as_such(models: Path, tmp_path: P
         create(wrong)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen2", "moe"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "qwen2", "moe"])
 def test_weights_published_before_training_equal_the_checkpoint_bit_for_bit(models: Path, name: str):
     engine = _Engine()
     asyncio.run(create(_config(models, name)).publish(engine, 7))  # type: ignore[arg-type]
@@ -48,6 +48,16 @@ def test_weights_published_before_training_equal_the_checkpoint_bit_for_bit(mode
     assert engine.version == 7
     assert engine.weights.keys() == files.shapes.keys()
     assert all(torch.equal(value, files.read(key)) for key, value in engine.weights.items())
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_logprobs_equal_those_of_fsdp(models: Path, name: str):
+    megatron, fsdp = (
+        create(_config(models, name).model_copy(update={"backend": each})).logprobs(samples())
+        for each in ("megatron", "fsdp")
+    )
+    for got, want in zip(megatron, fsdp, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -126,8 +136,14 @@ def test_impossible_layouts_are_refused_before_anything_is_loaded(
 
 
 def test_unsupported_models_are_refused(models: Path, tmp_path: Path):
-    LlamaConfig().save_pretrained(tmp_path / "llama")
-    with pytest.raises(UserError, match="trains qwen2, qwen3, qwen3_moe, not llama"):
+    GemmaConfig().save_pretrained(tmp_path / "gemma")
+    with pytest.raises(UserError, match="trains llama, mistral, qwen2, qwen3, qwen3_moe, not gemma"):
+        create(_config(tmp_path, "gemma"))
+    MistralConfig(sliding_window=4096).save_pretrained(tmp_path / "mistral")
+    with pytest.raises(UserError, match="does not support sliding windows"):
+        create(_config(tmp_path, "mistral"))
+    LlamaConfig(mlp_bias=True).save_pretrained(tmp_path / "llama")
+    with pytest.raises(UserError, match="does not support mlp_bias"):
         create(_config(tmp_path, "llama"))
     with pytest.raises(UserError, match=r"no config\.json"):
         create(_config(tmp_path, "nowhere"))
