@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 
 class Gem(WorkerEnv):
-    """Episode of an environment of GEM. Its rewards are those of the turns, which are summed."""
+    """Episode of an environment of GEM. Its reward is the sum over the turns."""
 
     package = "gem"
     worker = Path(__file__).with_name("worker.py")
+    takes_cut_turns = True
 
     def __init__(
         self,
@@ -44,9 +45,8 @@ class Gem(WorkerEnv):
     ) -> None:
         """Prepare the episode of a row of `tasks`. Raises `UserError` if the package is not installed.
 
-        Environments that run the model's code outside of a sandbox need `allow_code`. The package runs in `python`, by
-        default that of `agentloop envs install`, in at most `processes` processes of each rollout worker. A step that
-        takes longer than `step_timeout` seconds fails.
+        Environments that run the model's code outside a sandbox need `allow_code`. `WorkerEnv` explains `python`,
+        `processes` and `step_timeout`.
         """
         super().__init__(
             row, toolset=toolset, reward=reward, python=python, processes=processes, step_timeout=step_timeout
@@ -57,8 +57,8 @@ class Gem(WorkerEnv):
             )
         if (row["env"].startswith("code:") or row["env"] == "eval:CodeContest") and not allow_code:
             raise UserError(
-                f"The environment {row['env']} runs code of the model without a sandbox, with all rights of this run. "
-                "Use agentloop's reward code instead, or set env.options.allow_code where nothing can be lost."
+                f"The environment {row['env']} runs the model's code without a sandbox, with all rights of this run. "
+                "Use agentloop's reward code_tests instead, or set env.options.allow_code if that is safe here."
             )
 
 
@@ -71,8 +71,8 @@ def tasks(
 ) -> Iterator[dict[str, Any]]:
     """Yield `size` episodes as rows, with the seeds `seed`, `seed` + 1, ...
 
-    `envs` is an id such as game:Sokoban-v0-easy, a list of ids, which are taken in turn, or id -> arguments of the
-    environment. Raises `UserError` for environments that do not exist, lack data or refuse the arguments.
+    `envs` is an id such as game:Sokoban-v0-easy, a list of ids to take in turn, or id -> arguments of the environment.
+    Raises `UserError` for environments that do not exist, lack data or refuse the arguments.
     """
     if size < 1:
         raise UserError(f"`size` of the gem tasks must be at least 1, got {size}.")

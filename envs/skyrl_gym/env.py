@@ -27,6 +27,7 @@ class SkyRLGym(WorkerEnv):
 
     package = "skyrl_gym"
     worker = Path(__file__).with_name("worker.py")
+    takes_cut_turns = True
     needs_prompt = True
 
     def __init__(

@@ -84,6 +84,11 @@ def test_a_turn_without_an_action_ends_a_game(package):
     assert (trajectory.stop_reason, trajectory.reward) == ("completed", pytest.approx(-0.1))
 
 
+def test_a_turn_that_a_limit_cuts_is_judged_as_in_the_package(package):
+    trajectory = play_script(Gem(row_of("game:GuessTheNumber-v0-easy")), ["Let me think about it."], max_turn_tokens=5)
+    assert (trajectory.stop_reason, trajectory.reward) == ("completed", pytest.approx(-0.1))
+
+
 def test_an_episode_that_a_limit_ends_has_the_rewards_so_far(package):
     trajectory = play_script(Gem(row_of("game:Mastermind-v0-easy")), [r"\boxed{1 2}", "no"], max_turns=1)
     assert trajectory.stop_reason == "max_turns"
@@ -130,7 +135,7 @@ def test_unusable_options_are_named(package, options, says):
 
 def test_code_runs_only_where_it_is_allowed(package):
     for env in ("code:Taco8k", "eval:CodeContest"):
-        with pytest.raises(UserError, match=f"{env} runs code of the model without a sandbox"):
+        with pytest.raises(UserError, match=f"{env} runs the model's code without a sandbox"):
             Gem(row_of(env))
     assert Gem(row_of("code:Taco8k"), allow_code=True).task["env"] == "code:Taco8k"
     with pytest.raises(UserError, match="has no env or no seed"):

@@ -173,6 +173,11 @@ def test_an_episode_that_a_limit_ends_has_no_reward_if_no_turn_had_one(package):
     assert (trajectory.stop_reason, trajectory.reward) == ("max_turns", pytest.approx(0.2 / 3))
 
 
+def test_a_turn_that_a_limit_cuts_is_judged_as_in_the_package(package):
+    trajectory = play_script(SkyRLGym(in_our_form(row("gsm8k", "4"))), ["Let me think about it."], max_turn_tokens=5)
+    assert (trajectory.stop_reason, trajectory.reward) == ("completed", 0.0)
+
+
 def test_rows_are_files_as_skyrl_has_them(package, tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_text(json.dumps(row("gsm8k", "4", data_source="openai/gsm8k", extra_info={"index": 0})) + "\n")
@@ -182,7 +187,7 @@ def test_rows_are_files_as_skyrl_has_them(package, tmp_path):
 
 def test_code_runs_only_where_it_is_allowed(package):
     for env in ("lcb", "searchcode"):
-        with pytest.raises(UserError, match=f"{env} runs code of the model without a sandbox"):
+        with pytest.raises(UserError, match=f"{env} runs the model's code without a sandbox"):
             SkyRLGym(in_our_form(row(env, "4")))
     with pytest.raises(UserError, match="has no env_class"):
         SkyRLGym({"id": "a", "messages": []})
