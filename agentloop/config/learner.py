@@ -123,7 +123,10 @@ class LearnerConfig(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if this machine has it."""
     ranks: int = Field(default=1, ge=1)
-    """Number of training processes, one per device. Rank 0 is the process of the run and starts the others."""
+    """Number of training processes, one per device. All but rank 0 are Ray actors."""
+    in_process: bool = True
+    """Whether rank 0 is in the process of the run. false: it is a Ray actor, too, so that the learner does not hold up
+    the agent loops of this process (docs/concepts/async.md). Results are the same."""
     nodes: int | None = Field(default=None, ge=1)
     """Number of nodes of a Ray cluster, beginning with the node of the run; each gets the same number of ranks. None:
     the smallest number with enough devices."""

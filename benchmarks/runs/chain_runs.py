@@ -4,10 +4,10 @@
     python -m benchmarks.runs.chain_runs plain               # plain tools
     python -m benchmarks.runs.chain_runs slow                # each call sleeps first, as long as agents' calls take
 
-vLLM, the FSDP learner and the sandbox are real. Both modes start from the same model, with the same tasks and settings,
+vLLM, the FSDP learner and the sandbox are real. All modes start from the same model, with the same tasks and settings,
 one after the other on the same GPU. `asynchronous` is `staleness={mode: partial, max_staleness: 2}` with truncated
-importance sampling. Sleeps are lognormal with the median and the spread that TraceLab measured (0.3 s, sigma 2.98), cut
-at `--longest-sleep`.
+importance sampling; `apart` is the same with the learner in a process of its own. Sleeps are lognormal with the median
+and the spread that TraceLab measured (0.3 s, sigma 2.98), cut at `--longest-sleep`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ _CURVES = ("reward/mean", "time/step", "time/rollout", "time/train", "time/publi
 CASES = {
     "synchronous": ["staleness={mode: on_policy}"],
     "asynchronous": ["staleness={mode: partial, max_staleness: 2}", "learner.corrections=[truncate]"],
+    "apart": [
+        "staleness={mode: partial, max_staleness: 2}",
+        "learner.corrections=[truncate]",
+        "learner.in_process=false",
+    ],
 }
 
 
@@ -144,9 +149,9 @@ def main() -> None:
             results[name] = asyncio.run(measure(CASES[name], Path(folder) / name, args))
             shown = {key: value for key, value in results[name].items() if isinstance(value, float | int)}
             print(name, shown, flush=True)
-            if len(args.cases) == 2 and name == args.cases[-1]:
-                rates = [results[case]["steps_per_second"] for case in ("asynchronous", "synchronous")]
-                results["asynchronous_over_synchronous"] = rates[0] / rates[1]
+            if name != "synchronous" and "synchronous" in results:
+                rates = [results[case]["steps_per_second"] for case in (name, "synchronous")]
+                results[f"{name}_over_synchronous"] = rates[0] / rates[1]
             results_file.write(f"{args.recipe}_{args.tools}", results, gpu=gpu)
 
 

@@ -113,7 +113,7 @@ def test_two_ranks_train_as_one(name: str, model_folder: Path, expected: list[di
 def test_a_rank_that_dies_is_named(model_folder: Path, tmp_path: Path, ranks: LearnerRanks):
     learner = create(_config(model_folder, ranks=2), ranks)
     assert learner.step(_batch())["updates"] == 1
-    ranks.run(lambda: None, write_pid, tmp_path / "pid")
+    ranks.run(write_pid, tmp_path / "pid")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     with pytest.raises(UserError, match="Learner rank 1 of 2 died on node"):
         learner.step(_batch())

@@ -34,6 +34,8 @@ class Layout:
     options: Options
     backwards: bool = False
     """Whether the samples come in the opposite order."""
+    in_process: bool = True
+    """Whether rank 0 is in this process."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ LAYOUTS = {
     "1 rank, small rows": Layout(1, {"token_budget": 60}, backwards=True),
     "1 rank, shared prompts": Layout(1, {"share_prefixes": True, "token_budget": 120}),
     **OBJECTIVE_LAYOUTS,
+    "1 rank, in a process of its own": Layout(1, {"token_budget": 80}, in_process=False),
+    "2 ranks, in processes of their own": Layout(2, {"gather_once": False, "token_budget": 80}, in_process=False),
     "2 ranks, gathered once": Layout(2, _ONCE, backwards=True),
     "4 ranks": Layout(4, {"gather_once": False, "token_budget": 60}, backwards=True),
     "4 ranks, two copies": Layout(4, {"shard": "node", "nodes": 2, "token_budget": 80}),

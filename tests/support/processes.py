@@ -5,12 +5,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import torch.distributed as dist
+
 from agentloop.trainer.cluster.rank_actor import Objects
 
 
 def write_pid(objects: Objects, file: Path) -> None:
-    """Write the id of this process; a function for `LearnerRanks.run`."""
-    file.write_text(str(os.getpid()))
+    """Write the id of the process of rank 1; a function for `LearnerRanks.run`."""
+    if dist.get_rank() == 1:
+        file.write_text(str(os.getpid()))
 
 
 def descendants(pid: int, name: str) -> set[int]:

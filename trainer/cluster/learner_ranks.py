@@ -1,12 +1,12 @@
-"""The ranks of a learner: rank 0 in this process, each other rank in a Ray actor, on this node or another one.
+"""The ranks of a learner: rank 0 in this process or an actor, each other rank in a Ray actor, on this node or another.
 
     driver (rank 0)                        RankActor 1 .. n-1
-    run(local, function, *args)  ------->  function(objects, *args)    all call collectives of torch.distributed
-          local()                                 |
+    run(function, *args)         ------->  function(objects, *args)    all call collectives of torch.distributed
+    function(objects, *args)                      |
           <------------- done --------------------+
 
-Ray's object store holds the arguments once, and all ranks of a node map the same arrays. Ranks return nothing. If a
-rank dies, or raises an error other than `UserError`, all ranks are ended, because none can continue.
+Ray's object store holds the arguments once, and all ranks of a node map the same arrays. Only rank 0 returns a result.
+If a rank dies, or raises an error other than `UserError`, all ranks are ended, because none can continue.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.cluster import process_group, session
 from agentloop.trainer.cluster.process_group import Rendezvous
-from agentloop.trainer.cluster.rank_actor import ASIDE, RankActor
+from agentloop.trainer.cluster.rank_actor import ASIDE, Objects, RankActor
 from agentloop.trainer.cluster.reservation import GpuReservation
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ _OF_THIS_NODE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 class LearnerRanks:
     """All ranks of a learner, spread equally over `nodes` Ray nodes, this node first.
 
+    Rank 0 is in this process, or with `in_process=False` an actor like the others.
     If the `reservation` has GPUs, each rank gets one of them; otherwise rank n of a node uses GPU n of the node.
     Connects to Ray if this process is not connected: a learner on one node starts Ray, a learner on several nodes joins
     the cluster that runs on this machine. Raises `UserError` if there are too few nodes or devices.
@@ -60,14 +62,18 @@ class LearnerRanks:
         nodes: int = 1,
         reservation: GpuReservation | None = None,
         *,
+        in_process: bool = True,
         patience: float = PATIENCE,
     ) -> None:
         self.ranks, self.device, self.nodes = ranks, device, nodes
+        self._in_process = in_process
         self._per_node = ranks // nodes
         self._check(reservation)
         self._patience = patience
         self._lock = threading.Lock()
         self._thread = _RankThread()
+        self._objects: Objects = {}
+        """Objects of rank 0, if it is in this process."""
         self._failure: str | None = None
         self._is_closed = False
         self._actors: dict[int, Any] = {}
@@ -87,7 +93,7 @@ class LearnerRanks:
             raise
 
     def _check(self, reservation: GpuReservation | None) -> None:
-        if dist.is_initialized() and dist.get_world_size() > 1:
+        if self._in_process and dist.is_initialized() and dist.get_world_size() > 1:
             raise UserError(
                 "This process already has a learner with several ranks, and can have only one process group. Close "
                 "that learner first, or pass its ranks to the new learner."
@@ -107,7 +113,7 @@ class LearnerRanks:
         ray = session.require_ray()
         remote = ray.remote(concurrency_groups={ASIDE: 4})(RankActor)
         environment = {"env_vars": _environment(shares)}
-        for rank in range(1, self.ranks):
+        for rank in range(1 if self._in_process else 0, self.ranks):
             options = reservation.actor_options(rank // self._per_node)
             self._actors[rank] = remote.options(**options, runtime_env=environment).remote(
                 rank, self._threads(), self._patience
@@ -136,11 +142,11 @@ class LearnerRanks:
             return int(os.environ["OMP_NUM_THREADS"])
         return max((os.cpu_count() or 1) // self._per_node, 1) if self.device == "cpu" else None
 
-    def run(self, local: Callable[[], T], function: Callable[..., None], *args: Any, aside: bool = False) -> T:
-        """Call `local()` on this rank and `function(objects, *args)` on all others; return when all are done.
+    def run(self, function: Callable[..., T], *args: Any, aside: bool = False) -> T:
+        """Call `function(objects, *args)` on all ranks, and return the result of rank 0 when all are done.
 
-        With `aside` the ranks accept further calls meanwhile. Raises the error of `local`, a `UserError` that the ranks
-        raise, or a `UserError` that names a rank that died.
+        With `aside` the ranks accept further calls meanwhile. Raises the error of rank 0 if it is in this process, a
+        `UserError` that the ranks raise, or a `UserError` that names a rank that died or raised another error.
         """
         arguments = session.require_ray().put(args)
 
@@ -153,7 +159,7 @@ class LearnerRanks:
         suspicion.daemon = True
         suspicion.start()
         try:
-            return self._everywhere(local, call, aside=aside)
+            return self._everywhere(partial(function, self._objects, *args), call, aside=aside)
         finally:
             suspicion.cancel()
 
@@ -161,8 +167,10 @@ class LearnerRanks:
         if self._failure is not None:
             raise UserError(self._failure)
         answers: dict[Future[Any], int] = {call(rank, actor).future(): rank for rank, actor in self._actors.items()}
-        here = _in_new_thread(local) if aside else self._thread.submit(local)
-        answers[here] = 0
+        here: Future[T] | None = None
+        if self._in_process:
+            here = _in_new_thread(local) if aside else self._thread.submit(local)
+            answers[here] = 0
         refusals: dict[int, UserError] = {}
         for answer in as_completed(answers):
             error = _cause(answer.exception())
@@ -172,9 +180,10 @@ class LearnerRanks:
                 self._fail(answers, here, error)
         if refusals:
             raise refusals[min(refusals)]
-        return here.result()
+        first: Future[T] = next(answer for answer, rank in answers.items() if rank == 0)
+        return first.result()
 
-    def _fail(self, answers: Mapping[Future[Any], int], here: Future[Any], error: BaseException) -> None:
+    def _fail(self, answers: Mapping[Future[Any], int], here: Future[Any] | None, error: BaseException) -> None:
         """End all ranks; raise the error of the rank that failed first."""
         with self._lock:
             culprit, cause = self._culprit(answers, here, error)
@@ -187,9 +196,12 @@ class LearnerRanks:
         raise UserError(self._failure) from cause
 
     def _culprit(
-        self, answers: Mapping[Future[Any], int], here: Future[Any], error: BaseException
+        self, answers: Mapping[Future[Any], int], here: Future[Any] | None, error: BaseException
     ) -> tuple[int | None, BaseException]:
-        """Return a rank that died, or else the first that raised, and its error; None if only rank 0 raised."""
+        """Return a rank that died, or else the first that raised, and its error.
+
+        The rank is None if only the rank of this process raised.
+        """
         deadline = monotonic() + _SETTLE_SECONDS
         ended = dict.fromkeys(answer for answer in answers if answer.done())
         while not any(_died(answer) for answer in ended) and monotonic() < deadline:
@@ -221,10 +233,12 @@ class LearnerRanks:
     def _node(self, rank: int) -> str:
         return self._reservation.nodes[rank // self._per_node].name
 
-    def _end(self, here: Future[Any]) -> None:
-        """Kill all other ranks, and abort collectives of this process that wait for them."""
+    def _end(self, here: Future[Any] | None) -> None:
+        """Kill all actors, and abort collectives of this process that wait for them."""
         self._kill()
         self._store = None  # closes the store, so that ranks that wait for a dead rank get an error
+        if here is None:
+            return
         # gloo ends a collective when a peer dies; NCCL must be aborted.
         if self.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
@@ -252,7 +266,9 @@ class LearnerRanks:
         self._is_closed = True
         self._kill()
         self._thread.close()
-        process_group.leave()
+        self._objects.clear()
+        if self._in_process:
+            process_group.leave()
         if self._own_reservation is not None:
             self._own_reservation.release()
         if self._owns_ray:

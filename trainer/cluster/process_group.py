@@ -75,13 +75,18 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+def device_type(name: str) -> str:
+    """Turn `auto`, `cpu` or `cuda` into `cpu` or `cuda`, without using it. Raises `UserError` without a CUDA device."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("learner.device is cuda, but torch sees no CUDA device. Set learner.device=cpu or auto.")
+    return name
+
+
 def pick_device(name: str) -> torch.device:
     """Return the device of this rank for `auto`, `cpu` or `cuda`. Raises `UserError` if there is no CUDA device."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        if not torch.cuda.is_available():
-            raise UserError("learner.device is cuda, but torch sees no CUDA device. Set learner.device=cpu or auto.")
+    if device_type(name) == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

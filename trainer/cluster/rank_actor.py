@@ -1,4 +1,4 @@
-"""The Ray actor of every learner rank but the first: it runs functions together with all other ranks."""
+"""The Ray actor of a learner rank: it runs functions together with all other ranks."""
 
 from __future__ import annotations
 
@@ -54,14 +54,18 @@ class RankActor:
             process_group.use_interface_of(address)
         process_group.join(self._rank, rendezvous, gpu)
 
-    def call(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Call `function(objects, *args)`; if it is slow, write the stacks of all threads to the actor's log."""
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call `function(objects, *args)`; if it is slow, write the stacks of all threads to the actor's log.
+
+        Rank 0 returns the result.
+        """
         faulthandler.dump_traceback_later(self._patience, file=2)
         try:
-            function(self._objects, *args)
+            return self.call_aside(function, args)
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def call_aside(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Call `function(objects, *args)` while this rank accepts further calls."""
-        function(self._objects, *args)
+    def call_aside(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call `function(objects, *args)` while this rank accepts further calls. Rank 0 returns the result."""
+        result = function(self._objects, *args)
+        return result if self._rank == 0 else None

@@ -21,7 +21,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 class GpuReservation:
     """A placement group with one bundle for each of the learner's nodes.
 
-    Each bundle reserves `num_gpus` GPUs, which no rollout worker gets. Rank 0 runs in this process and has the first
+    Each bundle reserves `num_gpus` GPUs, which no rollout worker gets. If rank 0 runs in this process, it has the first
     GPU of the first bundle; the actor of each other rank takes one of the others.
 
     If `num_gpus` is 0, a bundle only pins actors to its node, and Ray reserves no GPUs for the learner, which then
@@ -34,17 +34,18 @@ class GpuReservation:
     """Number of reserved GPUs per node."""
     group: Any
     holder: Any
-    """Actor that holds the GPU of rank 0; None without GPUs."""
+    """Actor that holds the GPU of rank 0; None without GPUs, or if rank 0 is an actor."""
     first_gpu: str | None
     """GPU of rank 0, as in CUDA_VISIBLE_DEVICES."""
     _seen_before: list[str | None] = field(default_factory=list, compare=False)
     """CUDA_VISIBLE_DEVICES before `show_first_gpu` changed it."""
 
     @classmethod
-    def take(cls, num_nodes: int, *, num_gpus: int = 0, at_least: int = 0) -> GpuReservation:
+    def take(cls, num_nodes: int, *, num_gpus: int = 0, at_least: int = 0, in_process: bool = True) -> GpuReservation:
         """Reserve `num_gpus` GPUs on each of the learner's nodes, which need at least `at_least` GPUs.
 
-        Raises `UserError` if too few nodes have these GPUs, or if other programs use them.
+        `in_process` says whether rank 0 runs in this process. Raises `UserError` if too few nodes have these GPUs, or
+        if other programs use them.
         """
         ray = require_ray()
         chosen = of_learner(nodes(), num_nodes, max(num_gpus, at_least))
@@ -60,8 +61,8 @@ class GpuReservation:
                 f"The learner needs {num_gpus} GPUs on each of the nodes {names}, but Ray could not reserve them "
                 f"within {_SECONDS:g} s, because they are in use. Wait for them (`ray status`), or lower learner.ranks."
             )
-        if not num_gpus:
-            return cls(tuple(chosen), 0, group, None, None)
+        if not num_gpus or not in_process:
+            return cls(tuple(chosen), num_gpus, group, None, None)
         holder = ray.remote(_Holder).options(**_options(group, 0, num_gpus=1)).remote()
         return cls(tuple(chosen), num_gpus, group, holder, ray.get(holder.gpu.remote(), timeout=_SECONDS))
 

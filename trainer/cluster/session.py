@@ -46,8 +46,9 @@ def require_ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise UserError(
-            f"workers.kind=ray and learner.ranks above 1 need Ray, which cannot be imported ({error}). Install it on "
-            "every node: pip install 'agentloop[ray]'. Or set workers.kind=local and learner.ranks=1."
+            "workers.kind=ray, learner.ranks above 1 and learner.in_process=false need Ray, which cannot be imported "
+            f"({error}). Install it on every node: pip install 'agentloop[ray]'. Or set workers.kind=local, "
+            "learner.ranks=1 and learner.in_process=true."
         ) from error
 
 

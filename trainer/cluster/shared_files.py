@@ -24,14 +24,14 @@ def check(ranks: LearnerRanks, model: Path, folder: Path | None, seconds: float 
     A file that this node writes must appear on all nodes within `seconds`.
     """
     model = model.expanduser()
-    ranks.run(lambda: None, check_model, model, digest(model))
+    ranks.run(check_model, model, digest(model))
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder.absolute() / f".probe-{uuid.uuid4().hex}"
     probe.touch()
     try:
-        ranks.run(lambda: None, check_probe, probe, seconds)
+        ranks.run(check_probe, probe, seconds)
     finally:
         with suppress(FileNotFoundError):
             probe.unlink()

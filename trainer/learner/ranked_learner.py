@@ -1,4 +1,4 @@
-"""A learner over several processes that looks like one of this process: `learner.ranks`, `learner.nodes`."""
+"""A learner of other processes that looks like one of this process: `learner.ranks`, `nodes` and `in_process`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentloop.engines.base import TakesWeights
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.cluster import shared_files
 from agentloop.trainer.cluster.learner_ranks import LearnerRanks, num_nodes
-from agentloop.trainer.cluster.process_group import pick_device
+from agentloop.trainer.cluster.process_group import device_type
 from agentloop.trainer.cluster.rank_actor import Objects
 from agentloop.trainer.cluster.reservation import GpuReservation
 from agentloop.trainer.learner.protocol import Captured, RankLearner
@@ -26,7 +26,7 @@ _names = (f"learner-{number}" for number in itertools.count())
 
 
 class RankedLearner:
-    """A `Learner` whose rank 0 is in this process. Every rank makes the learner of a backend and calls its methods."""
+    """A `Learner` over ranks. Every rank makes the learner of a backend and calls its methods."""
 
     def __init__(
         self, make: Callable[[LearnerConfig], RankLearner], config: LearnerConfig, ranks: LearnerRanks
@@ -35,7 +35,7 @@ class RankedLearner:
         self.ranks = ranks
         self._name = next(_names)
         config = config.replace(nodes=config.nodes or ranks.nodes)
-        self._local = ranks.run(partial(make, config), _make, self._name, make, config)
+        ranks.run(_make, self._name, make, config)
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         result: dict[str, float] = self._everywhere("step", batch)
@@ -63,7 +63,8 @@ class RankedLearner:
 
     def capture(self) -> Captured:
         name = f"{self._name}-{next(_names)}"
-        return _Captured(self.ranks, name, self.ranks.run(self._local.capture, _capture, self._name, name))
+        self.ranks.run(_capture, self._name, name)
+        return _Captured(self.ranks, name)
 
     def load(self, folder: Path) -> None:
         self._everywhere("load", folder)
@@ -75,17 +76,17 @@ class RankedLearner:
         """Do nothing: `LearnerRanks.close` ends the ranks of all their learners."""
 
     def _everywhere(self, method: str, *args: Any) -> Any:
-        return self.ranks.run(partial(getattr(self._local, method), *args), _call, self._name, method, *args)
+        return self.ranks.run(_call, self._name, method, *args)
 
 
 class _Captured:
     """The state of every rank, each in the memory of its process."""
 
-    def __init__(self, ranks: LearnerRanks, name: str, local: Captured) -> None:
-        self._ranks, self._name, self._local = ranks, name, local
+    def __init__(self, ranks: LearnerRanks, name: str) -> None:
+        self._ranks, self._name = ranks, name
 
     def write(self, folder: Path) -> None:
-        self._ranks.run(partial(self._local.write, folder), _write, self._name, folder, aside=True)
+        self._ranks.run(_write, self._name, folder, aside=True)
 
 
 class OwningLearner(RankedLearner):
@@ -99,9 +100,9 @@ class OwningLearner(RankedLearner):
         folder: Path | None = None,
     ) -> None:
         """Start the ranks on the GPUs of the reservation; `folder` is that of the run. Raises `UserError`."""
-        device = pick_device(config.device).type
+        device = device_type(config.device)
         nodes = num_nodes(config, device)
-        ranks = LearnerRanks(config.ranks, device, nodes, reservation)
+        ranks = LearnerRanks(config.ranks, device, nodes, reservation, in_process=config.in_process)
         try:
             if nodes > 1:
                 shared_files.check(ranks, Path(config.model), folder)
@@ -114,15 +115,15 @@ class OwningLearner(RankedLearner):
         self.ranks.close()
 
 
-# Functions that the other ranks call.
+# Functions that the ranks call.
 
 
 def _make(objects: Objects, name: str, make: Callable[[LearnerConfig], RankLearner], config: LearnerConfig) -> None:
     objects[name] = make(config)
 
 
-def _call(objects: Objects, name: str, method: str, *args: Any) -> None:
-    getattr(objects[name], method)(*args)
+def _call(objects: Objects, name: str, method: str, *args: Any) -> Any:
+    return getattr(objects[name], method)(*args)
 
 
 def _capture(objects: Objects, name: str, captured: str) -> None:

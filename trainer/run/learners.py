@@ -64,7 +64,7 @@ def _on_ranks(
 ) -> Learner:
     if ranks is not None:
         return RankedLearner(backend, config, ranks)
-    alone = config.ranks == 1 and config.nodes in (None, 1)
+    alone = config.ranks == 1 and config.nodes in (None, 1) and config.in_process
     return backend(config) if alone else OwningLearner(backend, config, reservation, folder)
 
 

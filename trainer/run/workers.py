@@ -38,6 +38,7 @@ def make_workers(config: ResolvedConfig, episodes: RolloutSetup, folder: Path | 
         gpus=config.workers.gpus,
         learner_gpus=config.learner_gpus_per_node,
         learner_nodes=config.learner.nodes or 1,
+        learner_in_process=config.learner.in_process,
         most=config.engine.max_concurrency,
         longest=config.max_tokens(context_length(config.model_folder)),
         stall_seconds=_stall_seconds(config),

@@ -80,7 +80,7 @@ def test_nodes_that_hold_a_whole_copy_each_train_as_if_they_divided_one(sums_mod
 def test_a_rank_of_another_node_that_dies_is_named_with_its_node(sums_model: Path, tmp_path: Path):
     learner = create(_config(sums_model))
     assert isinstance(learner, OwningLearner)
-    learner.ranks.run(lambda: None, write_pid, tmp_path / "pid")
+    learner.ranks.run(write_pid, tmp_path / "pid")
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     with pytest.raises(UserError, match=r"rank 1 of 2 died on node \S+: .*last checkpoint"):
         learner.step(_batch(0))
@@ -88,7 +88,8 @@ def test_a_rank_of_another_node_that_dies_is_named_with_its_node(sums_model: Pat
 
 
 def _write_node(objects: Objects, file: Path) -> None:
-    file.write_text(f"{ray.get_runtime_context().get_node_id()} {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+    if dist.get_rank() == 1:
+        file.write_text(f"{ray.get_runtime_context().get_node_id()} {os.environ.get('CUDA_VISIBLE_DEVICES')}")
 
 
 def _meet(objects: Objects) -> None:
@@ -104,7 +105,7 @@ def test_models_and_folders_that_a_node_does_not_see_are_refused(sums_model: Pat
         shared_files.check(ranks, sums_model, None)
     monkeypatch.undo()
     monkeypatch.setattr(Path, "touch", lambda path: None)  # as if only this node had written it
-    with pytest.raises(UserError, match=rf"written to {tmp_path}, and \S+, a node of the learner, does not see.*NFS"):
+    with pytest.raises(UserError, match=rf"run folder is {tmp_path}, but \S+, a node of the learner, does not see.*NFS"):
         shared_files.check(ranks, sums_model, tmp_path, seconds=0.0)
     ranks.close()
 
@@ -118,7 +119,7 @@ def test_each_rank_has_a_gpu_of_the_reservation_on_its_node(two_nodes: Cluster, 
     reservation.show_first_gpu()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     ranks = LearnerRanks(2, "cpu", 2, reservation)  # GPUs are numbers to Ray: nothing uses them
-    ranks.run(lambda: None, _write_node, tmp_path / "rank")
+    ranks.run(_write_node, tmp_path / "rank")
     assert (tmp_path / "rank").read_text() == f"{there.node_id} 0"
     ranks.close()
     reservation.release()
@@ -128,7 +129,7 @@ def test_a_node_that_is_lost_is_named(two_nodes: Cluster, tmp_path: Path):
     ranks = LearnerRanks(2, "cpu", 2)
     two_nodes.remove_node(two_nodes.list_all_nodes()[1], allow_graceful=False)
     with pytest.raises(UserError, match=r"rank 1 of 2 (was lost with its|died on) node \S+: "):
-        ranks.run(dist.barrier, _meet)
+        ranks.run(_meet)
     ranks.close()
     two_nodes.add_node(num_cpus=1, num_gpus=1)
     two_nodes.wait_for_nodes()

@@ -39,10 +39,24 @@ def test_more_ranks_than_cores_are_warned_of(monkeypatch, caplog, ranks: int, no
 
 
 def _raise(objects: Objects) -> None:
-    raise ValueError("a bug in the loss")
+    if dist.get_rank() == 1:
+        raise ValueError("a bug in the loss")
+    dist.barrier()
+
+
+def _divide(objects: Objects) -> None:
+    if dist.get_rank() == 0:
+        _ = 1 / 0
+    dist.barrier()
 
 
 def _meet(objects: Objects) -> None:
+    dist.barrier()
+
+
+def _kill_then_meet(objects: Objects, victim: int) -> None:
+    if dist.get_rank() == 0:
+        os.kill(victim, signal.SIGKILL)
     dist.barrier()
 
 
@@ -52,19 +66,15 @@ def _sleep(objects: Objects, seconds: float) -> None:
 
 def test_a_rank_that_is_killed_ends_a_collective_with_its_name(capfd: pytest.CaptureFixture[str]):
     ranks = LearnerRanks(3, "cpu")
-    ranks.run(dist.barrier, _meet)
+    ranks.run(_meet)
     victim = next(iter(descendants(os.getpid(), RANK)))
-
-    def kill_then_meet() -> None:
-        os.kill(victim, signal.SIGKILL)
-        dist.barrier()
 
     started = time.monotonic()
     with pytest.raises(UserError, match=r"^Learner rank [12] of 3 died on node \S+: run the same command again"):
-        ranks.run(kill_then_meet, _meet)
+        ranks.run(_kill_then_meet, victim)
     assert time.monotonic() - started < 30
     with pytest.raises(UserError, match="died on node"):
-        ranks.run(dist.barrier, _meet)
+        ranks.run(_meet)
     ranks.close()
     ranks.close()
     assert not ray.is_initialized()
@@ -74,7 +84,7 @@ def test_a_rank_that_is_killed_ends_a_collective_with_its_name(capfd: pytest.Cap
 def test_an_error_on_one_rank_ends_all_with_its_text():
     ranks = LearnerRanks(2, "cpu")
     with pytest.raises(UserError, match=r"^Learner rank 1 of 2 raised ValueError: a bug in the loss on node \S+: run"):
-        ranks.run(dist.barrier, _raise)
+        ranks.run(_raise)
     ranks.close()
 
 
@@ -82,7 +92,7 @@ def test_an_error_of_rank_0_keeps_its_type_and_ends_the_others():
     ranks = LearnerRanks(2, "cpu")
     pids = descendants(os.getpid(), RANK)
     with pytest.raises(ZeroDivisionError):
-        ranks.run(lambda: 1 / 0, _meet)
+        ranks.run(_divide)
     for pid in pids:
         wait_until_gone(pid)
     ranks.close()
@@ -119,7 +129,7 @@ def test_ranks_meet_while_a_thread_still_waits_for_ranks_that_never_came():
     begun.wait()
     time.sleep(0.5)
     with closing(LearnerRanks(2, "cpu")) as ranks:
-        ranks.run(dist.barrier, _meet)
+        ranks.run(_meet)
     assert thread.is_alive()
     del store
     thread.join(30)
@@ -129,8 +139,8 @@ def test_ranks_meet_while_a_thread_still_waits_for_ranks_that_never_came():
 def test_ranks_write_their_stacks_if_a_call_takes_long(caplog: pytest.LogCaptureFixture):
     with closing(LearnerRanks(2, "cpu", patience=0.5)) as ranks:
         with caplog.at_level(logging.WARNING):
-            ranks.run(lambda: None, _sleep, 2.0)
-        assert "takes more than 0.5 s" in caplog.text
+            ranks.run(_sleep, 2.0)
+        assert "has taken more than 0.5 s" in caplog.text
         deadline = time.monotonic() + 60
         while "in _sleep" not in _logs():  # Ray writes logs in a thread of its own
             assert time.monotonic() < deadline, _logs()
@@ -164,6 +174,29 @@ def test_a_run_survives_its_ranks_and_leaves_no_process(sums: Path):
     assert not re.search("raylet|died|SIGTERM|destroy_process_group", done.stdout + done.stderr)
     steps = [line["step"] for line in RunFolder(sums / "run").read_metrics()]
     assert steps == list(range(1, 10))
+
+
+def test_a_learner_in_a_process_of_its_own_dies_with_a_sentence_and_resumes_to_the_same_metrics(sums: Path):
+    def command(name: str, *overrides: str) -> list[str]:
+        options = ["run.steps=4", "run.save_every=1", "run.loggers=[]", "eval.every=0", f"run.folder={sums / name}"]
+        call = "from agentloop.cli import main; main()"
+        return [sys.executable, "-c", call, "train", str(sums / "config.yaml"), *options, *overrides]
+
+    subprocess.run(command("here"), check=True, capture_output=True, timeout=600)
+    code, output, _ = _run_until(command("apart", "learner.in_process=false"), sums / "apart", "kill rank")
+    assert code != 0
+    assert "Learner rank 0 of 1 died on node" in " ".join(output.split())
+    assert "Traceback" not in output
+    subprocess.run(command("apart", "learner.in_process=false"), check=True, capture_output=True, timeout=600)
+    here, apart = (_outcomes(sums / name) for name in ("here", "apart"))
+    assert len(here) == 4
+    assert apart == here
+
+
+def _outcomes(folder: Path) -> list[dict[str, float]]:
+    """Return the metrics of each step that do not measure time or memory."""
+    names = ("loss", "reward", "learner/grad_norm", "learner/logprob_diff", "step")
+    return [{name: line[name] for name in names if name in line} for line in RunFolder(folder).read_metrics()]
 
 
 def _run_until(command: list[str], folder: Path, end: str) -> tuple[int, str, float]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from agentloop.config.learner import LearnerConfig
@@ -51,7 +52,7 @@ RANKS = 4
 CASES = cases()
 MATRIX = [
     pytest.param(layout, name, id=f"{layout_name}, {name}")
-    for layout_name, layout in sorted(LAYOUTS.items(), key=lambda item: item[1].ranks)
+    for layout_name, layout in sorted(LAYOUTS.items(), key=lambda item: (item[1].ranks, item[1].in_process))
     for name in (CASES if layout_name in OBJECTIVE_LAYOUTS else BASIC_CASES)
 ]
 MEETINGS = pytest.mark.parametrize("options", [{}, {"gather_once": True}, {"sequence_parallel": 2}], ids=str)
@@ -126,12 +127,15 @@ class _Pool:
 
     def __init__(self) -> None:
         self._ranks: LearnerRanks | None = None
+        self._kind = (1, True)
 
-    def of(self, count: int) -> LearnerRanks | None:
-        """Return that many ranks; one rank needs none."""
-        if self._ranks is None or self._ranks.ranks != count:
+    def of(self, count: int, *, in_process: bool = True) -> LearnerRanks | None:
+        """Return that many ranks; one rank of this process needs none."""
+        if self._ranks is None or self._kind != (count, in_process):
             self.close()
-            self._ranks = LearnerRanks(count, "cpu") if count > 1 else None
+            self._kind = count, in_process
+            alone = self._kind == (1, True)
+            self._ranks = None if alone else LearnerRanks(count, "cpu", in_process=in_process)
         return self._ranks
 
     def close(self) -> None:
@@ -150,7 +154,7 @@ def pool(expected: dict[str, Result], images: tuple[Path, list[Sample], Result])
 async def test_ranks_equal_one(
     layout: Layout, name: str, model: Path, samples: list[Sample], expected: dict[str, Result], pool: _Pool
 ):
-    got = await compute(model, CASES[name], samples, layout, pool.of(layout.ranks))
+    got = await compute(model, CASES[name], samples, layout, pool.of(layout.ranks, in_process=layout.in_process))
     assert_equal(got, expected[name])
 
 
@@ -264,12 +268,13 @@ def test_a_critic_trains_on_the_ranks_of_the_policy(learner: RankedLearner, sums
 
 def _read(objects: Objects, batch: TrainBatch, folder: Path) -> None:
     array = batch.samples[0].token_ids
-    (folder / "rank").write_text(f"{array.sum()} {array.flags.owndata or array.base.flags.owndata}")
+    if dist.get_rank() == 1:
+        (folder / "rank").write_text(f"{array.sum()} {array.flags.owndata or array.base.flags.owndata}")
 
 
 def test_arrays_of_a_batch_reach_ranks_without_a_copy(learner: RankedLearner, tmp_path: Path):
     batch = _batch()
-    learner.ranks.run(lambda: None, _read, batch, tmp_path)
+    learner.ranks.run(_read, batch, tmp_path)
     assert (tmp_path / "rank").read_text() == f"{batch.samples[0].token_ids.sum()} False"
 
 

@@ -63,6 +63,7 @@ class RayWorkers(Workers):
         gpus: float = 0,
         learner_gpus: int = 0,
         learner_nodes: int = 1,
+        learner_in_process: bool = True,
         most: int,
         longest: int,
         stall_seconds: float,
@@ -77,6 +78,7 @@ class RayWorkers(Workers):
         self._make = make
         self._config = config
         self._gpus, self._learner_gpus, self._learner_nodes = gpus, learner_gpus, learner_nodes
+        self._learner_in_process = learner_in_process
         self._reservation: GpuReservation | None = None
         self._most, self._longest = most, longest
         self._stall_seconds = stall_seconds
@@ -113,7 +115,12 @@ class RayWorkers(Workers):
         self._is_reserved = True
         self._owns_ray = connect(self._config, self._gpus, self._learner_gpus, self._learner_nodes)
         if self._learner_gpus:
-            take = partial(GpuReservation.take, self._learner_nodes, num_gpus=self._learner_gpus)
+            take = partial(
+                GpuReservation.take,
+                self._learner_nodes,
+                num_gpus=self._learner_gpus,
+                in_process=self._learner_in_process,
+            )
             self._reservation = await asyncio.to_thread(take)
             self._reservation.show_first_gpu()
 
