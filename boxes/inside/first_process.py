@@ -222,7 +222,7 @@ def _copy(own_layer: int, fds: Sequence[int]) -> NoReturn:
             layer.write(stream, own_layer)
     except BrokenPipeError:
         os._exit(0)  # the reader says why it has stopped
-    except (OSError, tarfile.TarError) as error:
+    except OSError as error:
         os.write(fds[1], str(error).encode())
         os._exit(1)
     os._exit(0)

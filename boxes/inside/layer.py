@@ -1,25 +1,27 @@
 """Copy the layer of a box, which has all that differs from its image, into the layer of another one.
 
-The stream is a tar archive with what overlayfs keeps there: files with owners, times and extended attributes, files
-that are gone (devices 0:0), and directories that hide those of the image (an attribute). Users are those of the boxes.
+The stream has records: the length of a head in four bytes, the head in JSON, and the content of a file. Archives of
+tarfile would take five times as long. An empty head ends the stream. Besides files with owners, times and extended
+attributes it has what overlayfs keeps: files that are gone (devices 0:0), and directories that hide those of the image
+(an attribute). Users are those of the boxes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-import tarfile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
+    from typing import Any, BinaryIO
 
-_ATTRIBUTE = "SCHILY.xattr."
-"""Prefix by which tar archives keep extended attributes."""
 _OF_ONE_OVERLAY = "user.overlay."
 _KEPT_OF_OVERLAY = frozenset(f"{_OF_ONE_OVERLAY}{name}" for name in ("opaque", "redirect", "whiteout", "whiteouts"))
 """Others say which file of the image a file was, and hold for one mount."""
+_LENGTH_BYTES = 4
+_CHUNK = 1 << 18
 
 
 def write(stream: BinaryIO, folder: int) -> None:
@@ -29,12 +31,16 @@ def write(stream: BinaryIO, folder: int) -> None:
     """
     os.fchdir(folder)
     seen: dict[int, str] = {}
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for path in _below("."):
-            try:
-                _add(archive, path, seen)
-            except FileNotFoundError:
-                continue
+    for path in _below("."):
+        try:
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or status.st_ino not in seen):
+                _write_file(stream, path, seen)
+            elif not stat.S_ISSOCK(status.st_mode):  # nobody listens in the copy
+                _write_head(stream, _head(path, status, seen))
+        except FileNotFoundError:
+            continue
+    stream.write(bytes(_LENGTH_BYTES))
 
 
 def _below(folder: str) -> Iterator[str]:
@@ -50,44 +56,42 @@ def _below(folder: str) -> Iterator[str]:
             yield entry.path
 
 
-def _add(archive: tarfile.TarFile, path: str, seen: dict[int, str]) -> None:
-    status = os.lstat(path)
-    if stat.S_ISSOCK(status.st_mode):
-        return  # nobody listens in the copy
-    member = tarfile.TarInfo(path)
-    member.mode, member.uid, member.gid = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
-    member.mtime = status.st_mtime
-    member.pax_headers = _attributes(path)
+def _head(path: str, status: os.stat_result, seen: dict[int, str]) -> dict[str, Any]:
+    head: dict[str, Any] = {"path": path, "mode": status.st_mode, "owner": [status.st_uid, status.st_gid]}
+    head["time"] = status.st_mtime_ns
+    if stat.S_ISLNK(status.st_mode):
+        head["target"] = os.readlink(path)
     if not stat.S_ISDIR(status.st_mode) and (first := seen.setdefault(status.st_ino, path)) != path:
-        member.type, member.linkname = tarfile.LNKTYPE, first
-        archive.addfile(member)
-        return
-    if stat.S_ISREG(status.st_mode):
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            member.size = os.fstat(file.fileno()).st_size
-            archive.addfile(member, _Padded(file))
-        return
-    kinds = {stat.S_IFDIR: tarfile.DIRTYPE, stat.S_IFLNK: tarfile.SYMTYPE, stat.S_IFIFO: tarfile.FIFOTYPE}
-    member.type = kinds.get(stat.S_IFMT(status.st_mode), tarfile.CHRTYPE)
-    if member.type == tarfile.SYMTYPE:
-        member.linkname = os.readlink(path)
-    archive.addfile(member)
+        head["link"] = first
+    if attributes := _attributes(path):
+        head["attributes"] = attributes
+    return head
 
 
 def _attributes(path: str) -> dict[str, str]:
     names = os.listxattr(path, follow_symlinks=False)
     kept = [name for name in names if not name.startswith(_OF_ONE_OVERLAY) or name in _KEPT_OF_OVERLAY]
-    return {_ATTRIBUTE + name: os.fsdecode(os.getxattr(path, name, follow_symlinks=False)) for name in kept}
+    return {name: os.getxattr(path, name, follow_symlinks=False).hex() for name in kept}
 
 
-class _Padded:
-    """A file that has zeros after its end, in case it became shorter after it was measured."""
+def _write_head(stream: BinaryIO, head: dict[str, Any]) -> None:
+    data = json.dumps(head).encode()
+    stream.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
 
-    def read(self, size: int = 0, /) -> bytes:
-        return self._file.read(size).ljust(size, b"\0")
+def _write_file(stream: BinaryIO, path: str, seen: dict[int, str]) -> None:
+    """Write a file with the length that it has now; what it loses meanwhile becomes zeros."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        _write_head(stream, {**_head(path, status, seen), "size": status.st_size})
+        left = status.st_size
+        while left:
+            data = os.read(fd, min(left, _CHUNK)) or bytes(min(left, _CHUNK))
+            stream.write(data)
+            left -= len(data)
+    finally:
+        os.close(fd)
 
 
 def read(stream: BinaryIO, folder: str) -> None:
@@ -99,26 +103,60 @@ def read(stream: BinaryIO, folder: str) -> None:
     os.chroot(folder)
     try:
         os.chdir("/")
-        _unpack(stream)
+        times = []
+        while head := _read_head(stream):
+            _make(stream, head)
+            if stat.S_ISDIR(head["mode"]):
+                times.append((head["path"], head["time"]))
+        for path, time in reversed(times):  # what is made in them changes their times
+            os.utime(path, ns=(time, time))
     finally:
         os.fchdir(before)
         os.chroot(".")
         os.close(before)
 
 
-def _unpack(stream: BinaryIO) -> None:
-    folders = []
+def _read_head(stream: BinaryIO) -> dict[str, Any]:
+    length = int.from_bytes(_read(stream, _LENGTH_BYTES), "big")
+    head: dict[str, Any] = json.loads(_read(stream, length)) if length else {}
+    return head
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise OSError("the copy of the box did not arrive whole")
+    return data
+
+
+def _make(stream: BinaryIO, head: dict[str, Any]) -> None:
+    path, mode = head["path"], head["mode"]
+    if "link" in head:
+        os.link(head["link"], path, follow_symlinks=False)
+        return
+    if "target" in head:
+        os.symlink(head["target"], path)
+    elif "size" in head:
+        _make_file(stream, path, head["size"])
+    elif not stat.S_ISDIR(mode):
+        os.mknod(path, mode)  # a queue, or a file that is gone
+    elif path != ".":
+        os.mkdir(path)
+    os.chown(path, *head["owner"], follow_symlinks=False)
+    if not stat.S_ISLNK(mode):
+        os.chmod(path, stat.S_IMODE(mode))
+    for name, value in head.get("attributes", {}).items():
+        os.setxattr(path, name, bytes.fromhex(value), follow_symlinks=False)
+    os.utime(path, ns=(head["time"], head["time"]), follow_symlinks=False)
+
+
+def _make_file(stream: BinaryIO, path: str, size: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            for member in archive:
-                archive.extract(member, ".", numeric_owner=True, filter="fully_trusted")
-                for name, value in member.pax_headers.items():
-                    if name.startswith(_ATTRIBUTE):
-                        name = name.removeprefix(_ATTRIBUTE)
-                        os.setxattr(member.name, name, os.fsencode(value), follow_symlinks=False)
-                if member.isdir():
-                    folders.append(member)
-    except tarfile.TarError as error:
-        raise OSError(f"the copy of the box did not arrive whole: {error}") from error
-    for member in reversed(folders):  # what is made in them changes their times
-        os.utime(member.name, (member.mtime, member.mtime))
+        while size:
+            data = _read(stream, min(size, _CHUNK))
+            size -= len(data)
+            while data:
+                data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)

@@ -118,14 +118,17 @@ async def test_output_is_cut_at_its_limit_and_the_command_goes_on(box):
 
 
 async def test_output_can_be_followed_while_it_comes(box):
-    pieces = []
-    call = asyncio.ensure_future(
-        box.exec("echo a; sleep 0.5; echo b >&2; sleep 30", timeout=1.5, on_output=lambda *piece: pieces.append(piece))
-    )
-    await asyncio.sleep(0.4)
-    assert pieces == [("stdout", b"a\n")]
-    assert (await call).timed_out
-    assert pieces == [("stdout", b"a\n"), ("stderr", b"b\n")]
+    pieces = asyncio.Queue()
+    code = "echo a; until [ -e /srv/go ]; do sleep 0.05; done; echo b >&2; sleep 4715"
+    call = asyncio.ensure_future(box.exec(code, on_output=lambda *piece: pieces.put_nowait(piece)))
+    assert await pieces.get() == ("stdout", b"a\n")
+    assert pieces.empty()
+    await box.exec("touch /srv/go")
+    assert await pieces.get() == ("stderr", b"b\n")
+    assert not call.done()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
 
 
 async def test_a_time_limit_kills_the_command_and_what_it_has_started(box):

@@ -108,6 +108,7 @@ def _banner(daemon: Daemon, address: str) -> str:
         f"  slots      {load.slots} at once, {settings.memory_mb} MiB each unless a request says otherwise",
         f"  preload    {', '.join(settings.preload) or 'nothing'}",
         f"  packages   {', '.join(settings.packages) or 'the standard library'}",
+        *([f"  boxes      {settings.boxes}, at most {settings.max_boxes}"] if settings.boxes else []),
         f"  token      {'required' if settings.token else 'none: only this machine can reach the daemon'}",
     ]
     return "\n".join(lines)

@@ -45,6 +45,17 @@ async def test_a_copy_has_the_limits_of_its_box(provider, spec):
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
+async def test_copied_files_count_as_memory_of_the_copy(provider, spec):
+    box = await provider.start(replace(spec, memory_mb=64, storage_mb=128))
+    assert (await box.exec("head -c 40000000 /dev/zero > /srv/large")).return_code == 0
+    copy = await box.fork()
+    assert (await copy.exec("head -c 40000000 /dev/zero > /srv/larger")).return_code == 137
+    await copy.stop()
+    await box.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_copy_that_does_not_fit_into_its_memory_is_one_error(provider, spec):
     box = await provider.start(spec)
     await box.exec("head -c 40000000 /dev/zero > /srv/large; sleep 5231 &")
@@ -57,7 +68,7 @@ async def test_a_copy_that_does_not_fit_into_its_memory_is_one_error(provider, s
 
 
 AS_ROOT = """
-import io, os, sys, tarfile
+import io, json, os, sys
 from agentloop.boxes.inside import layer
 from agentloop.sandboxes.inside.isolation import libc
 
@@ -105,11 +116,13 @@ layer.read(stream, sys.argv[2])
 def test_links_of_a_layer_lead_nowhere_else(tmp_path):
     (tmp_path / "target").mkdir()
     code = """
-with tarfile.open(fileobj=stream, mode="w") as archive:
-    link = tarfile.TarInfo("link")
-    link.type, link.linkname = tarfile.SYMTYPE, "../../../.." + sys.argv[1]
-    archive.addfile(link)
-    archive.addfile(tarfile.TarInfo("link/new"))
+common = {"owner": [0, 0], "time": 0}
+link = {"path": "link", "mode": 0o120777, "target": "../../../.." + sys.argv[1], **common}
+file = {"path": "link/new", "mode": 0o100644, "size": 0, **common}
+for head in (link, file):
+    data = json.dumps(head).encode()
+    stream.write(len(data).to_bytes(4, "big") + data)
+stream.write(bytes(4))
 stream.seek(0)
 os.makedirs(sys.argv[1] + "/target" + sys.argv[1])
 layer.read(stream, sys.argv[1] + "/target")
