@@ -1,13 +1,18 @@
 """Check that the learner trains a small model of a family like plain transformers, or rejects it."""
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from agentloop.config.learner import LearnerConfig
+from agentloop.engines.base import Generation, SamplingParams
+from agentloop.engines.hf.engine import HfEngine
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.run.learners import create
@@ -38,6 +43,37 @@ def _plain(folder: Path, batch: TrainBatch) -> tuple[list[np.ndarray], dict[str,
     (-torch.cat(found).mean()).backward()
     gradients = {name: p if p.grad is None else p - p.grad / (p.grad.abs() + 1) for name, p in model.named_parameters()}
     return [part.detach().numpy() for part in found], {name: value.detach() for name, value in gradients.items()}
+
+
+async def hf_gap(folder: Path) -> float:
+    """Return the largest difference of a log-probability of the hf engine from plain transformers.
+
+    Raises `UserError` if the engine rejects the model.
+    """
+    engine = HfEngine(folder, device="cpu", dtype="float32")
+    await engine.start()
+    try:
+        rng = np.random.default_rng(0)
+        prompts = [rng.integers(*_WORDS, length).tolist() for length in (5, 23)]
+        params = SamplingParams(max_tokens=6, seed=1)
+        turns = [engine.generate(prompt, params, trajectory_id=str(len(prompt))) for prompt in prompts]
+        return float(logprob_gap(folder, prompts, await asyncio.gather(*turns)))
+    finally:
+        await engine.close()
+
+
+def logprob_gap(folder: Path, prompts: Sequence[list[int]], turns: Sequence[Generation]) -> float:
+    """Return the largest difference of a log-probability between turns and the model in a folder."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    return max(differences(model, prompt, turn).max() for prompt, turn in zip(prompts, turns, strict=True))
+
+
+def differences(model: torch.nn.Module, prompt: list[int], turn: Generation) -> NDArray[np.float64]:
+    """Return how far the log-probabilities of a turn are from those of a model."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *turn.ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    expected = torch.log_softmax(logits.float(), -1)[range(len(turn.ids)), list(turn.ids)].numpy()
+    return np.abs(np.array(turn.logprobs) - expected)
 
 
 def outcome(family: str, folder: Path) -> str | None:

@@ -72,6 +72,8 @@ _ALONE: dict[str, dict[str, Any]] = {
     "gemma3": {"text_config": {"layer_types": _SLIDING}},
     "gemma3_text": {"layer_types": _SLIDING},
     "gemma3n_text": {"layer_types": _SLIDING, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4},
+    "gemma4": {"text_config": {"enable_moe_block": True, "top_k_experts": 2}},
+    "gemma4_text": {"enable_moe_block": True, "top_k_experts": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "inkling_text": {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -102,10 +104,10 @@ NOT_BUILT = {
 """Families that cannot be made small, and why."""
 
 
-def save_small_model(model_type: str, folder: Path, *, width: int = 1) -> Path:
+def save_small_model(model_type: str, folder: Path, *, width: int = 1, **sizes: int) -> Path:
     """Write random weights to a folder, far enough from zero for every part of the model to matter."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(small_config(model_type, width=width))
+    model = AutoModelForCausalLM.from_config(small_config(model_type, width=width, **sizes))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -121,12 +123,12 @@ def save_small_model(model_type: str, folder: Path, *, width: int = 1) -> Path:
     return folder
 
 
-def small_config(model_type: str, *, width: int = 1) -> Any:
+def small_config(model_type: str, *, width: int = 1, **sizes: int) -> Any:
     """Return the configuration of a family with every large size made small; layers and heads are `width` times wider.
 
-    vLLM for CPU has no attention for heads of fewer than 32 features.
+    `sizes` are other sizes than usual, before that.
     """
-    return _small(CONFIG_MAPPING[model_type], _ALONE.get(model_type, {}), width)
+    return _small(CONFIG_MAPPING[model_type], _ALONE.get(model_type, {}) | sizes, width)
 
 
 def _small(kind: Any, own: dict[str, Any], width: int) -> Any:

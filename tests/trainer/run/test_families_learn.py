@@ -1,9 +1,10 @@
-"""Models of 2026 are trained from random weights through the hf engine: rewards rise, and both see the same model."""
+"""Models of 2026 are trained from random weights: rewards rise, and engine and learner compute the same."""
 
 import json
 import shutil
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,14 +25,14 @@ def reward(trajectory, task) -> float:
 '''
 
 
-def _model(family: str, folder: Path) -> Path:
+def _model(family: str, folder: Path, width: int) -> Path:
     """Write random weights of a family, with the tokenizer of the recipe tiny."""
     with as_file(files("agentloop.recipes.tiny") / "checkpoint") as tiny:
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
             (folder / name).parent.mkdir(exist_ok=True, parents=True)
             shutil.copy(tiny / name, folder / name)
         known = AutoConfig.from_pretrained(tiny)
-    config = small_config(family)
+    config = small_config(family, width=width)
     text = config.get_text_config()
     text.vocab_size, text.max_position_embeddings, text.eos_token_id = known.vocab_size, 256, known.eos_token_id
     torch.manual_seed(0)
@@ -39,28 +40,49 @@ def _model(family: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_moe", "gpt_oss"])
-async def test_a_small_model_learns(family: str, tmp_path: Path):
-    model = _model(family, tmp_path / "model")
-    (tmp_path / "reward.py").write_text(_REWARD)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i} {i}"}) + "\n" for i in range(8)))
-    (tmp_path / "config.yaml").write_text(
+async def _trained(
+    folder: Path, family: str, engine: str, *, width: int = 1, dtype: str = "float32"
+) -> list[dict[str, Any]]:
+    """Train a small model with tools, and return the metrics of its steps."""
+    model = _model(family, folder / "model", width)
+    (folder / "reward.py").write_text(_REWARD)
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i} {i}"}) + "\n" for i in range(8)))
+    options = {"hf": "device: cpu", "vllm": "max_model_len: 256"}[engine]
+    replays = family == "qwen3_moe" and engine == "hf"
+    (folder / "config.yaml").write_text(
         f"""
 model: {model}
 data: {{train: ./rows.jsonl}}
 env: {{tools: [code_interpreter], reward: "./reward.py:reward"}}
 limits: {{max_turns: 1, max_turn_tokens: 4, max_tokens: 250}}
-engine: {{name: hf, options: {{device: cpu, dtype: float32}}}}
+engine: {{name: {engine}, options: {{{options}, dtype: {dtype}}}}}
 algorithm: {{group_size: 8, groups_per_step: 8}}
-learner: {{device: cpu, lr: 2e-2, compute_dtype: float32, router_replay: {str(family == "qwen3_moe").lower()}}}
+learner: {{device: cpu, lr: {2e-2 / width}, compute_dtype: {dtype}, router_replay: {str(replays).lower()}}}
 eval: {{every: 0}}
 run: {{steps: 14, loggers: []}}
 """
     )
-    folder = await train(load_config(RunConfig, tmp_path / "config.yaml"), tmp_path / "run")
-    metrics = folder.read_metrics()
+    run = await train(load_config(RunConfig, folder / "config.yaml"), folder / "run")
+    return run.read_metrics()
+
+
+def _assert_learned(metrics: list[dict[str, Any]]) -> None:
+    rewards = [line["reward/mean"] for line in metrics]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1, rewards
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_moe", "gpt_oss"])
+async def test_a_small_model_learns(family: str, tmp_path: Path):
+    metrics = await _trained(tmp_path, family, "hf")
     assert max(line["learner/logprob_diff_max"] for line in metrics) < 1e-3
     if family == "qwen3_moe":
         assert max(line["learner/experts/changed"] for line in metrics) < 0.01
-    rewards = [line["reward/mean"] for line in metrics]
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1, rewards
+    _assert_learned(metrics)
+
+
+@pytest.mark.ecosystem
+@pytest.mark.vllm
+async def test_a_small_mixture_of_experts_learns_through_vllm(tmp_path: Path):
+    metrics = await _trained(tmp_path, "qwen3_moe", "vllm", width=4)
+    assert max(line["learner/logprob_diff_max"] for line in metrics) < 1e-3
+    _assert_learned(metrics)
