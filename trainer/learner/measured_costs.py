@@ -1,4 +1,4 @@
-"""Costs of micro-batches, fitted to their measured times: plans then follow the machine, not a count of FLOPs."""
+"""Costs of micro-batches, fitted to measured times, so that plans match the machine instead of a FLOP count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentloop.trainer.model.row_layout import Unit, unit_patches
 from agentloop.trainer.planning.costs import CostModel, Measured
 
 _REMEMBERED = 512
-"""Number of micro-batches that the costs are fitted to."""
+"""Number of latest micro-batches that the costs are fitted to."""
 
 
 class Stopwatch:
@@ -37,23 +37,23 @@ class Stopwatch:
             self._times.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """Return the seconds between consecutive laps; the device must be done."""
+        """Return the seconds between consecutive laps; the device must have finished."""
         if self._on_cuda:
             return [start.elapsed_time(end) / 1000 for start, end in pairwise(self._events)]
         return [end - start for start, end in pairwise(self._times)]
 
 
 class MeasuredCosts:
-    """Fits a cost model. Every rank has one and gets the same measurements, so that all find the same plan."""
+    """Fits a cost model. Every rank has one and gets the same measurements, so that all compute the same plan."""
 
     def __init__(self, expected: CostModel) -> None:
         self._expected = expected
         self._measured: deque[tuple[Measured, float]] = deque(maxlen=_REMEMBERED)
 
     def after(self, samples: Sequence[Sample], rows: Sequence[Sequence[Unit]], seconds: Sequence[float]) -> CostModel:
-        """Return the costs after a mini-batch whose rows took this rank so many seconds. All ranks must call it.
+        """Return the costs, updated with this rank's seconds for the rows of a mini-batch. All ranks must call it.
 
-        The first row waits for the parameters of other ranks and the last for their gradients: both are ignored.
+        The first row waits for the parameters of other ranks and the last for their gradients, so both are ignored.
         """
         inner = list(zip(rows, seconds, strict=True))[1:-1]
         found = [(self.measured(samples, row), time) for row, time in inner]
@@ -64,7 +64,7 @@ class MeasuredCosts:
         return self.learn([pair for part in parts for pair in part])
 
     def measured(self, samples: Sequence[Sample], row: Sequence[Unit]) -> Measured | None:
-        """Return what the time of a row depends on, or None if the row is empty or has images."""
+        """Return the properties that determine the time of a row; None if it is empty or has images."""
         if not row or any(len(unit_patches(samples, unit)) for unit in row):
             return None
         model = self._expected
@@ -73,7 +73,7 @@ class MeasuredCosts:
         return Measured(tokens, cost - tokens * model.per_token)
 
     def learn(self, found: Sequence[tuple[Measured, float]]) -> CostModel:
-        """Return the costs fitted to these seconds and to those measured before."""
+        """Return the costs fitted to these measurements and earlier ones."""
         self._measured.extend(found)
         if not self._measured:
             return self._expected

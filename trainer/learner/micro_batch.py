@@ -1,4 +1,4 @@
-"""One micro-batch as tensors: a packed row, and for each trained token the position that predicts it and its weight."""
+"""One micro-batch as tensors: a packed row, and the predicting position and weight of each trained token."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from agentloop.types.image import PixelFormat
 
 @dataclass(slots=True, frozen=True, eq=False)
 class RowPart:
-    """A rank's part of a row that several ranks share."""
+    """One rank's part of a row that several ranks share."""
 
     num_tokens: int
     places: Tensor
-    """Indices of this part's trained tokens among those of the row, int64 [trained tokens here]."""
+    """Indices of this part's trained tokens among those of the row, int64 [trained tokens of the part]."""
     tokens: TrainedTokens
     """Trained tokens of the whole row."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class MicroBatch:
-    """A packed row; `positions`, `targets` and `tokens` have an entry for each trained token, in their order."""
+    """A packed row; `positions`, `targets` and `tokens` have one entry per trained token, in the same order."""
 
     input_ids: Tensor
     """Tokens of the row, int64 [1, num_tokens]."""
     row: PackedRow
     positions: Tensor
-    """Position in the row of the token that predicts each trained one, int64 [num_trained]."""
+    """Position in the row of the token that predicts each trained token, int64 [num_trained]."""
     targets: Tensor
     """Ids of the trained tokens, int64 [num_trained]."""
     tokens: TrainedTokens
@@ -49,7 +49,7 @@ class MicroBatch:
     allowed: AllowedTokens | None = None
     """Masks of the constrained among the trained tokens."""
     part: RowPart | None = None
-    """This rank's part, if other ranks have the rest of the row."""
+    """This rank's part, if several ranks share the row."""
 
     @classmethod
     def of(
@@ -65,9 +65,9 @@ class MicroBatch:
     ) -> MicroBatch:
         """Pack samples into a row.
 
-        `weights` has the weight of each sampled token of a sample. `units` are those of `RowLayout.of`, `padded` that
-        of `PackedRow.of`. With `unseen`, a row without images gets one that no token attends to. `masks` computes those
-        of constrained turns, which are ignored without it.
+        `weights` has the weight of each sampled token of a sample. `units` is as in `RowLayout.of`, `padded` as in
+        `PackedRow.of`. With `unseen`, a row without images gets one that no token attends to. `masks` computes those of
+        constrained turns, which are ignored without it.
         """
         layout = RowLayout.of(samples, units)
         targets = np.concatenate([sample.token_ids[sample.loss_mask] for sample in samples])
@@ -90,7 +90,7 @@ class MicroBatch:
         )
 
     def own_part(self, sequence: SequenceGroup) -> MicroBatch:
-        """Return this rank's tokens, padded to the length of the others, and the trained tokens that they predict."""
+        """Return this rank's tokens, padded to equal length on all ranks, and the trained tokens that they predict."""
         assert self.pictures is None, "ranks share rows of text only (SequenceGroup.check)"
         num_tokens = self.input_ids.shape[1]
         own, length = sequence.own(num_tokens), sequence.length(num_tokens)

@@ -1,4 +1,4 @@
-"""One optimizer update: its learning rate, and the log message for one that is skipped."""
+"""Learning rate of an optimizer update, and the log message for a skipped update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_NAMED = 16
 def learning_rate(config: LearnerConfig, update: int) -> float:
     """Return the learning rate of an update, counted from 0: warm-up, then constant, linear or cosine.
 
-    After the end of the schedule the rate stays at its last value.
+    After the end of the schedule the rate keeps its last value.
     """
     if update < config.warmup_updates:
         return config.lr * (update + 1) / (config.warmup_updates + 1)
@@ -35,8 +35,8 @@ def describe_skipped(
 ) -> str:
     """Return the log message for an update that was skipped because its loss or gradient is not finite.
 
-    `rows` are the micro-batches of this rank as indices of samples, `losses` their shares of the loss. The message
-    names the trajectories of the micro-batches whose loss is not finite, or of all if every loss is finite.
+    `rows` has the micro-batches of this rank as sample indices, `losses` their shares of the loss. The message names
+    the trajectories of micro-batches whose loss is not finite, or all trajectories if every loss is finite.
     """
     guilty = [row for row, loss in zip(rows, losses, strict=True) if not np.isfinite(loss)]
     indices = sorted(index for row in guilty or rows for index in row)

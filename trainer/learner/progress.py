@@ -1,4 +1,4 @@
-"""Parts of saving and restoring a learner that backends share: progress, a folder of all ranks, random states."""
+"""Saving and restoring learners, shared by the backends: progress, a common folder of all ranks, random states."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _UPDATES_TO_DOUBLE = 200
 
 @dataclass(slots=True)
 class Progress:
-    """Counters that the optimizer's state does not have."""
+    """Counters in addition to the optimizer's state."""
 
     steps: int = 0
-    """Calls of `step`."""
+    """Number of calls to `step`."""
     updates: int = 0
     updates_skipped: int = 0
-    """Updates whose loss or gradient was not finite."""
+    """Number of updates whose loss or gradient was not finite."""
     loss_scale: float = 2.0**16
-    """Factor of the loss if gradients are float16, whose smallest ones would be 0 without it (arXiv 1710.03740)."""
+    """Loss scale for float16, without which small gradients would underflow to 0 (arXiv 1710.03740)."""
     updates_at_scale: int = 0
 
     def rescale(self, *, is_finite: bool) -> None:
-        """Halve the scale after an update that was not finite, and double it after 200 that were."""
+        """Halve the scale after an update that is not finite; double it after 200 finite updates."""
         self.updates_at_scale = self.updates_at_scale + 1 if is_finite else 0
         if not is_finite:
             self.loss_scale = max(self.loss_scale / 2, 1.0)
@@ -49,7 +49,7 @@ class Progress:
             return cls(**json.loads((folder / _PROGRESS_FILE).read_text()))
         except (OSError, TypeError, ValueError) as error:
             raise UserError(
-                f"{folder} does not hold the state of a learner: {error}. Give a folder that save wrote."
+                f"{folder} does not contain the state of a learner: {error}. Use a folder that save wrote."
             ) from error
 
 
@@ -57,7 +57,7 @@ _groups: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
 
 
 def group_for_saving() -> dist.ProcessGroup:
-    """Return a group of all ranks apart from that of training, because two threads must not share one."""
+    """Return a group of all ranks, separate from the training group, because two threads must not share a group."""
     world = dist.group.WORLD
     assert world is not None
     if world not in _groups:
@@ -68,7 +68,7 @@ def group_for_saving() -> dist.ProcessGroup:
 
 
 class Together:
-    """`atomic_folder` for all ranks: the first one makes the folder and lets it appear, the others wait for it."""
+    """`atomic_folder` for all ranks: the first rank creates and publishes the folder, the others wait for it."""
 
     def __init__(self, folder: Path, group: dist.ProcessGroup | None = None) -> None:
         self._folder = Path(folder).absolute()

@@ -1,4 +1,4 @@
-"""Protocols of the learner: the methods that the run loop calls."""
+"""Protocols of learners: the methods that the run loop calls."""
 
 from __future__ import annotations
 
@@ -19,61 +19,61 @@ if TYPE_CHECKING:
 
 
 class Captured(Protocol):
-    """The state of a learner at one moment, in the memory of the host."""
+    """Snapshot of a learner's state in host memory."""
 
     def write(self, folder: Path) -> None:
-        """Write the state to a folder that appears complete or not at all. May run in another thread."""
+        """Write the state to a folder atomically. May run in another thread."""
 
 
 class Learner(Protocol):
-    """Holds the weights that are trained."""
+    """A model in training."""
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """Train once on each sample of a batch, in `mini_batches` updates, and return metrics.
+        """Train once on each sample of a batch, in `mini_batches` updates; return metrics.
 
-        Blocks; call it from a thread if an event loop must continue. Raises `UserError` if a trajectory is longer than
+        Blocks: call it from a thread if an event loop must continue. Raises `UserError` if a trajectory is longer than
         the token budget.
         """
         ...
 
     def logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-        """Return the logprobs of the sampled tokens of each sample under the current weights, [num_sampled]."""
+        """Return the logprobs of the sampled tokens of each sample under the current weights, [num_sampled] each."""
         ...
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
-        """Return the logprobs of the sampled tokens of each sample under the reference model, [num_sampled].
+        """Return the logprobs of the sampled tokens of each sample under the reference model, [num_sampled] each.
 
         Raises `UserError` if there is no reference model.
         """
         ...
 
     async def publish(self, engine: TakesWeights, version: int) -> None:
-        """Give the engine, or all workers, the current weights under their Hugging Face names, as `version`."""
+        """Send the current weights, under their Hugging Face names, to the engine or all workers as `version`."""
 
     def sleep(self) -> None:
-        """Offload everything from the device to host memory, so that others can use the device.
+        """Offload all tensors to host memory, so that others can use the device.
 
         Until `wake`, only `close` may be called.
         """
 
     def wake(self) -> None:
-        """Move everything back to the device, bit for bit as before `sleep`. Do nothing if it does not sleep."""
+        """Move all tensors back to the device, unchanged. Do nothing if the learner is awake."""
 
     def save(self, folder: Path) -> None:
-        """Write all state that an exact resume needs to a folder that appears complete or not at all."""
+        """Write all state that an exact resume needs to a folder, atomically."""
 
     def capture(self) -> Captured:
         """Copy the state that `save` would write, so that training can continue while the copy is written."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Restore the state from `save`. Raises `UserError` if the folder does not hold a state of this model."""
+        """Restore the state from `save`. Raises `UserError` if the folder has no state of this model."""
 
     def save_hf(self, folder: Path) -> None:
         """Write model and tokenizer to a folder that transformers' `from_pretrained` loads."""
 
     def close(self) -> None:
-        """End all processes and resources of the learner. May be called twice."""
+        """Release all processes and resources of the learner. Further calls do nothing."""
 
 
 class RankLearner(Learner, Protocol):
@@ -84,9 +84,9 @@ class RankLearner(Learner, Protocol):
         ...
 
     def share(self, on_host: bool) -> SharedWeights | None:
-        """Put the weights into memory that engines map, on the device or on the host.
+        """Put the weights into memory that engines can map, on the device or on the host.
 
-        Each parameter is in the memory of one rank, and no rank has all of them. They stay valid until the next call.
+        Each parameter is in the memory of one rank, and no rank has all of them. They are valid until the next call.
         Returns None on all ranks but the first.
         """
         ...

@@ -1,4 +1,4 @@
-"""A learner of other processes that looks like one of this process: `learner.ranks`, `nodes` and `in_process`."""
+"""A learner of other processes that has the interface of a local learner: `learner.ranks`, `nodes` and `in_process`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RankedLearner:
     def __init__(
         self, make: Callable[[LearnerConfig], RankLearner], config: LearnerConfig, ranks: LearnerRanks
     ) -> None:
-        """Make the learner on `ranks`, which may have other learners. Raises `UserError` as `make` does."""
+        """Create the learner on `ranks`, which may have other learners. Raises `UserError` as `make` does."""
         self.ranks = ranks
         self._name = next(_names)
         config = config.replace(nodes=config.nodes or ranks.nodes)
@@ -73,14 +73,14 @@ class RankedLearner:
         self._everywhere("save_hf", folder)
 
     def close(self) -> None:
-        """Do nothing: `LearnerRanks.close` ends the ranks of all their learners."""
+        """Do nothing, because `LearnerRanks.close` ends the ranks, which several learners may share."""
 
     def _everywhere(self, method: str, *args: Any) -> Any:
         return self.ranks.run(_call, self._name, method, *args)
 
 
 class _Captured:
-    """The state of every rank, each in the memory of its process."""
+    """Snapshot of every rank, each in the memory of its process."""
 
     def __init__(self, ranks: LearnerRanks, name: str) -> None:
         self._ranks, self._name = ranks, name
@@ -99,7 +99,7 @@ class OwningLearner(RankedLearner):
         reservation: GpuReservation | None = None,
         folder: Path | None = None,
     ) -> None:
-        """Start the ranks on the GPUs of the reservation; `folder` is that of the run. Raises `UserError`."""
+        """Start the ranks on the GPUs of the reservation; `folder` is the run folder. Raises `UserError`."""
         device = device_type(config.device)
         nodes = num_nodes(config, device)
         ranks = LearnerRanks(config.ranks, device, nodes, reservation, in_process=config.in_process)

@@ -1,4 +1,4 @@
-"""`SampleMasks`: the tokens that were allowed at each trained token of constrained turns."""
+"""`SampleMasks`: masks of the tokens that a grammar allowed at each trained token."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from agentloop.trainer.model.kernels.allowed_tokens import AllowedTokens
 class SampleMasks:
     """Computes masks with the tokenizer of a model folder, as the engine did while it sampled.
 
-    A token was sampled from the distribution among the allowed tokens. Its log-probability and their gradients are
-    those of the policy only if the learner forbids the same ones.
+    A constrained token was sampled from the distribution over allowed tokens. So its log-probability and gradient are
+    correct only if the learner masks the same tokens.
     """
 
     def __init__(self, model: Path) -> None:
         self._grammars = ModelGrammars(model)
 
     def of(self, samples: Sequence[Sample], device: torch.device) -> AllowedTokens | None:
-        """Return the masks of the trained tokens of a row, in the order of its samples; None if none is constrained.
+        """Return the masks of the trained tokens of a row, in the order of its samples; None if there are none.
 
         Raises `UserError` if xgrammar is missing, or if it does not allow the tokens that the engine sampled.
         """

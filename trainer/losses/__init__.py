@@ -1,6 +1,6 @@
 """Losses: functions from the log-probabilities of trained tokens to a loss per token, and how tokens are averaged.
 
-They come after batch and advantages; the objective combines them. A loss function does not know the mini-batch.
+They use batch and advantages; the objective combines them. A loss function does not know the mini-batch.
 `token_weights` computes the weight of each token from the whole mini-batch, before it is split into micro-batches and
 ranks. So the sum of loss * weight, and its gradient, does not depend on the plan. This also holds for losses over whole
 trajectories, because a trajectory is never split.

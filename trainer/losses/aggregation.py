@@ -1,4 +1,4 @@
-"""Average the losses of tokens into the loss of a mini-batch."""
+"""Weights that average token losses to the loss of a mini-batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ def token_weights(
     """Return the weight of each sampled token of trajectory i, [num_trajectories].
 
     `num_sampled[i]` is the number of sampled tokens of trajectory i, over the whole mini-batch. `norm` is the constant
-    of `SEQ_MEAN_TOKEN_SUM_NORM`. Trajectories with the same number in `episodes` are streams of one episode, whose
-    tokens count as those of one trajectory; one with None is an episode of its own. Raises `ValueError` if a trajectory
-    has no sampled token.
+    of `SEQ_MEAN_TOKEN_SUM_NORM`. Trajectories with the same number in `episodes` are streams of one episode and count
+    as one trajectory; None marks a separate episode. Raises `ValueError` if a trajectory has no sampled token.
     """
     counts = np.asarray(num_sampled, dtype=np.float64)
     if len(counts) and counts.min() < 1:

@@ -1,4 +1,4 @@
-"""The registry of losses."""
+"""Registry of losses."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ class Loss:
     function: LossFn
     options: type[Config]
     on_policy: bool
-    """Whether it compares with the sampling policy: it needs rollout logprobs, and has no gradient at advantage 0."""
+    """Whether it compares with the sampling policy. If so, it needs rollout logprobs, and has no gradient at advantage
+    0."""
     tokenwise: bool
-    """Whether the loss of a token depends on no other token; it may then be computed in any pieces."""
+    """Whether the loss of a token depends only on that token, so that it can be computed in any pieces."""
     needs_reference: bool
     """Whether it needs `TrainedTokens.reference_logprobs`."""
     aggregation: Aggregation
-    """Default aggregation: that of its paper."""
+    """Default aggregation, as in the paper."""
     auxiliary_of: str | None = None
-    """The advantage whose auxiliary model it trains; a config may not name it as the loss of the policy."""
+    """Advantage whose auxiliary model it trains; a config cannot use it as the loss of the policy."""
     pairwise: bool = False
     """Whether it compares the answers of a pair, which share `Sample.episode`. It needs `TrainedTokens.rivals`."""
 
@@ -57,7 +58,7 @@ def register(
     auxiliary_of: str | None = None,
     pairwise: bool = False,
 ) -> Callable[[LossFn], LossFn]:
-    """Register a loss under a name that is not taken yet, with the type of its options (a decorator)."""
+    """Return a decorator that registers a loss under a new name, with the type of its options."""
 
     def make(function: LossFn) -> Loss:
         whole = tokenwise, needs_reference, aggregation
@@ -67,7 +68,7 @@ def register(
 
 
 def get(name: str) -> Loss:
-    """Return the registered loss. Raises `UserError` with the nearest name if there is none."""
+    """Return the registered loss. Raises `UserError` with the nearest name for unknown names."""
     return _LOSSES.get(name)
 
 
@@ -83,7 +84,7 @@ def parse_options(loss: Loss, options: Mapping[str, Any]) -> Config:
 
 
 MAX_LOG_RATIO = 20.0
-"""Bound of a token's log ratio: above e^20 its exact value does not matter, and float32 overflows at e^88."""
+"""Bound of log ratios: ratios above e^20 need not be exact, and float32 overflows at e^88."""
 
 
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
 
 
 def ratio_metrics(log_ratio: Tensor) -> dict[str, Tensor]:
-    """Return `ratio` and `approx_kl`, which measure how far the policy moved, [num_trained] each.
+    """Return the metrics `ratio` and `approx_kl`, which measure how far the policy moved, [num_trained] each.
 
     `approx_kl` is r - 1 - log r: the k3 estimate of KL(old || new) from samples of old (joschu.net/blog/kl-approx).
     """

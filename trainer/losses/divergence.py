@@ -1,4 +1,4 @@
-"""Losses that bound how far the probability of a token moved, not its ratio."""
+"""Losses that bound the divergence of token probabilities instead of the ratio."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dppo_tv(
     """Return -sg(min(r, cap)) A log p, masked by the change of probability (DPPO-Binary-TV, arXiv 2602.04879).
 
     A token has a loss if its probability moved by at most the bound in the direction of its advantage. So a rare token
-    may double its probability, and a likely token may not lose half of it; a bound on the ratio treats both alike.
+    may double its probability, while a likely token may not lose half of it; a bound on the ratio treats both alike.
     """
     import torch
 
@@ -47,8 +47,8 @@ def dppo_kl(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of `dppo_tv`, masked by a binary KL instead (DPPO-Binary-KL, arXiv 2602.04879).
 
-    The divergence is the KL of two outcomes: this token, or any other one. A token that moved against its advantage
-    always has a loss.
+    The divergence is the KL over two outcomes: this token or any other. A token that moved against its advantage always
+    has a loss.
     """
     import torch
 
@@ -62,7 +62,7 @@ def dppo_kl(
 
 
 _TINY = 1e-8
-"""Added to 1 - p, which is 0 if a token is certain."""
+"""Constant added to 1 - p, which is 0 for certain tokens."""
 
 
 def _weighted(

@@ -22,9 +22,9 @@ class DpoOptions(Config):
     """Options of `dpo`."""
 
     beta: float = Field(default=0.1, gt=0)
-    """Strength with which the model is held near the reference."""
+    """Strength of the pull towards the reference."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """Assumed share of pairs whose answers are in the wrong order (conservative DPO)."""
+    """Assumed fraction of pairs in the wrong order (conservative DPO)."""
 
 
 @register(
@@ -41,10 +41,10 @@ def dpo(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -log sigmoid(beta * margin) of each pair, with the sigmoid loss of DPO (arXiv 2305.18290).
 
-    The margin is log(policy / reference) of the better answer minus that of the worse one, each summed over its tokens.
-    `tokens.advantages` is 1 for the better answer and -1 for the worse one. `tokens.rivals` has the log-ratio of the
-    other answer under the same weights, so the answers of a pair may be in different micro-batches. Each of them has
-    half of the value of the loss and, since its rival is a constant here, the whole gradient by its own tokens.
+    The margin is log(policy / reference) of the better answer minus that of the worse answer, each summed over its
+    tokens. `tokens.advantages` is 1 for the better answer and -1 for the worse. `tokens.rivals` has the log-ratio of
+    the other answer under the same weights, so the answers of a pair may be in different micro-batches. Each answer has
+    half of the loss value and, since its rival is a constant, the whole gradient of its own tokens.
     """
     from torch.nn.functional import logsigmoid
 
@@ -68,7 +68,7 @@ def log_ratios(
 def pair_metrics(log_ratios: NDArray[np.float64], is_better: Sequence[bool], options: DpoOptions) -> dict[str, float]:
     """Return the loss and the implicit rewards, beta * log(policy / reference), of pairs.
 
-    `log_ratios` [num_answers] are sums over tokens; the two answers of a pair are neighbours.
+    `log_ratios` [num_answers] are sums over tokens; the two answers of a pair are adjacent.
     """
     better = np.asarray(is_better)
     rewards = options.beta * log_ratios

@@ -1,4 +1,4 @@
-"""Losses of the ratio of a whole trajectory: the geometric mean of the ratios of its sampled tokens."""
+"""Losses on the ratio of a whole trajectory, the geometric mean of the ratios of its sampled tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GspoOptions(Config):
 def gspo(
     logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens, options: GspoOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the clipped surrogate of the trajectory's ratio (arXiv 2507.18071), in the form GSPO-token.
+    """Return the clipped surrogate with the trajectory's ratio (arXiv 2507.18071), in the variant GSPO-token.
 
     Each token has the value of the trajectory's ratio and the gradient of its own log-probability. With one advantage
     per trajectory this is exactly GSPO; with one per turn, each turn follows its own.
@@ -54,7 +54,7 @@ def gmpo(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return -A times the geometric mean of clipped ratios (arXiv 2507.20673), robust to single outlier tokens.
 
-    A token's log ratio is clipped on the side that its advantage favours, as in PPO.
+    The log ratio of a token is clipped on the side that its advantage favours, as in PPO.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Losses that fit given targets; it does not matter which policy sampled the tokens."""
+"""Losses that fit given targets, independent of the policy that sampled the tokens."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def value(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the critic's loss (V - target)^2 / 2, clipped as in PPO (arXiv 1707.06347).
 
-    Values take the place of log-probabilities: `tokens.advantages` holds the targets, and `tokens.old_logprobs` the
-    values before the batch.
+    Values replace log-probabilities: `tokens.advantages` has the targets, and `tokens.old_logprobs` the values before
+    the batch.
     """
     import torch
 
@@ -71,7 +71,7 @@ def implicit_reward(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the cross-entropy of sigmoid(beta * sum log(model / reference)) and the outcome (PRIME, arXiv 2502.01456).
 
-    It trains an implicit process reward model. `tokens.advantages` holds the outcome of each trajectory, from 0 to 1.
+    It trains an implicit process reward model. `tokens.advantages` has the outcome of each trajectory, from 0 to 1.
     Every token has the loss of its trajectory.
     """
     from torch.nn.functional import binary_cross_entropy_with_logits

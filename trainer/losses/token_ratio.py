@@ -1,4 +1,4 @@
-"""Losses of the importance ratio of each token, with hard or smooth bounds, and the plain policy gradient."""
+"""Losses on the importance ratio of each token, with hard or soft bounds, and the plain policy gradient."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def reinforce(
 
 
 class SapoOptions(Config):
-    """Options of `sapo`. The higher the temperature, the sooner the gradient fades away from ratio 1."""
+    """Options of `sapo`. With a higher temperature the gradient decays faster away from ratio 1."""
 
     temperature_positive: float = Field(default=1.0, gt=0)
     """Temperature of tokens with a positive advantage."""

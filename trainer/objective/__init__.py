@@ -1,1 +1,1 @@
-"""The objective: losses, corrections and KL of the trained tokens as one number; the learner minimises it."""
+"""The objective that the learner minimises: loss, corrections and KL of the trained tokens."""

@@ -1,4 +1,4 @@
-"""`Objective`: from the log-probabilities and entropies of the trained tokens of a micro-batch to its loss."""
+"""`Objective`: maps log-probabilities and entropies of a micro-batch's trained tokens to its loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Objective:
-    """The loss of a `LearnerConfig`, a pure function: it does not depend on how the tokens are packed.
+    """The loss of a `LearnerConfig`, a pure function that does not depend on how tokens are packed.
 
     Creating it raises `UserError` for unknown or contradictory names and options.
     """
@@ -41,15 +41,15 @@ class Objective:
             )
         if self._corrections and not self.loss.on_policy:
             raise UserError(
-                f"learner.corrections need a loss that compares with the sampling policy, and loss={self.loss.name} "
+                f"learner.corrections need a loss that compares with the sampling policy, but loss={self.loss.name} "
                 "does not. Remove learner.corrections."
             )
 
     @property
     def is_tokenwise(self) -> bool:
-        """Whether the loss of a token depends on no other token.
+        """Whether the loss of a token depends only on that token.
 
-        The loss may then be computed in any pieces (`TrainedTokens.rows`) and is their sum.
+        If so, the loss can be computed in any pieces (`TrainedTokens.rows`) and is their sum.
         """
         return self.loss.tokenwise and all(part.tokenwise(options) for part, options in self._corrections)
 
@@ -68,7 +68,7 @@ class Objective:
 
     @property
     def is_zero_without_advantage(self) -> bool:
-        """Whether a trajectory without advantage has no gradient, so that its pass can be skipped."""
+        """Whether a trajectory with advantage 0 has no gradient, so that its pass can be skipped."""
         return self.loss.on_policy and self.config.entropy_bonus == 0 and self.config.kl_coef == 0
 
     def weights(self, samples: Sequence[Sample]) -> NDArray[np.float64]:
@@ -104,9 +104,9 @@ class Objective:
         return (token_loss * tokens.weights).sum(), metrics
 
     def of_rows(self, tokens: TrainedTokens, logprobs: Tensor, entropy: Tensor, rows: slice) -> Tensor:
-        """Return the loss of the tokens `rows`; `logprobs` and `entropy` are those of these tokens only.
+        """Return the loss of the tokens `rows`; `logprobs` and `entropy` are only of these tokens.
 
-        The rows are any tokens if the objective is tokenwise, else all tokens of some trajectories.
+        Rows may be any tokens if the objective is tokenwise, or else all tokens of some trajectories.
         """
         part = tokens.rows(rows) if self.is_tokenwise else tokens.trajectories(rows)
         return self(logprobs, entropy, part)[0]
@@ -119,7 +119,7 @@ class Objective:
         if tokens.old_logprobs is not None:
             return tokens.old_logprobs
         assert not self.needs_old_logprobs
-        return logprobs.detach()  # in the only update of a batch the weights are those before it
+        return logprobs.detach()  # with one update per batch, the current weights are the old weights
 
     def _correction(self, log_ratio: Tensor, tokens: TrainedTokens) -> Tensor:
         weight = log_ratio.new_ones(len(log_ratio))

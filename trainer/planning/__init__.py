@@ -1,7 +1,7 @@
-"""Plans: which trajectory goes to which data-parallel rank and micro-batch, and at what cost.
+"""Plans: the assignment of trajectories to data-parallel ranks and micro-batches, and its cost.
 
-They come after the batch and before the learner. Plans are pure functions of lengths: every rank computes the same
-plan from the same lengths, so nothing is sent.
+They are made between batch and learner. Plans are pure functions of lengths: every rank computes the same plan, without
+communication.
 """
 
 from agentloop.trainer.planning.costs import CostModel

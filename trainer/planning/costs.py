@@ -13,7 +13,7 @@ from agentloop.trainer.planning.flops import ModelFlops, window_pairs
 from agentloop.trainer.planning.vision import VisionFlops
 
 _MICRO_BATCH_TOKENS = 512
-"""Fixed cost of a micro-batch in tokens: its weights are read three times, and its kernels are launched."""
+"""Fixed cost of a micro-batch in tokens: weights are read three times, and kernels are launched."""
 
 
 class Measured(NamedTuple):
@@ -21,7 +21,7 @@ class Measured(NamedTuple):
 
     tokens: int
     pair_cost: float
-    """Cost of its token pairs according to the model that is fitted."""
+    """Cost of its token pairs according to the unfitted model."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,7 +37,7 @@ class CostModel:
     """Factor of twice the number of causal pairs within the window."""
     window: int = 0
     per_micro_batch: float = 0.0
-    """Cost of a micro-batch of any length, beyond its sequences."""
+    """Fixed cost of a micro-batch, in addition to its sequences."""
     vision: VisionFlops | None = None
     """FLOPs of the vision tower's forward pass."""
     per_vision_flop: float = 3.0
@@ -59,9 +59,9 @@ class CostModel:
 
     @classmethod
     def from_config(cls, hf_config: Any, *, head_fraction: float = 1.0) -> CostModel:
-        """Return the cost in FLOPs from a transformers config, with the backward as two forwards.
+        """Return the cost in FLOPs from a transformers config, counting the backward pass as two forward passes.
 
-        `head_fraction` is the share of tokens whose logits are computed. `ModelFlops` says which operations count.
+        `head_fraction` is the fraction of tokens with logits. `ModelFlops` lists the operations that count.
         """
         flops = ModelFlops.from_config(hf_config)
         per_token = 3 * (flops.per_token + head_fraction * flops.per_head_token)
@@ -78,8 +78,8 @@ class CostModel:
         """Return the model in seconds, with coefficients fitted to measured micro-batches without images.
 
         `rows[i]` took `seconds[i]`. The fit is least squares of relative errors, with little weight for outliers
-        (Huber, 1964) such as a first call that compiles. If the measurements do not tell two terms apart, their ratio
-        stays. Raises `ValueError` without any measurement.
+        (Huber, 1964) such as a first call that compiles. If the measurements do not separate two terms, their ratio is
+        kept. Raises `ValueError` without any measurement.
         """
         kept = [(row, time) for row, time in zip(rows, seconds, strict=True) if time > 0]
         if not kept:
@@ -105,7 +105,7 @@ class CostModel:
 _OUTLIER = 0.05
 """Relative error above which a measurement has less weight."""
 _PRIOR = 4e-4
-"""Weight of the old coefficients, for errors of 2% in the measurements and of 100% in the coefficients."""
+"""Weight of the old coefficients, for assumed errors of 2% in measurements and of 100% in coefficients."""
 
 
 def _robust_factors(terms: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:

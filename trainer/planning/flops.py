@@ -1,7 +1,7 @@
 """Floating-point operations of a decoder's forward pass, from its transformers config.
 
-A multiply-add counts as two. The formulas are those of PaLM (arXiv:2204.02311, appendix B), but attention counts only
-the pairs that a causal mask keeps. Norms, rotary embeddings, softmax, biases and embeddings are left out; they are 1 %
+A multiply-add counts as two. The formulas follow PaLM (arXiv:2204.02311, appendix B), but attention counts only pairs
+that the causal mask keeps. Norms, rotary embeddings, softmax, biases and embeddings are omitted; they account for 1 %
 or less.
 """
 
@@ -18,18 +18,18 @@ from agentloop.trainer.planning.vision import VisionFlops
 
 @dataclass(slots=True, frozen=True)
 class ModelFlops:
-    """FLOPs of one forward pass; a backward takes twice as many. Recomputed activations do not count."""
+    """FLOPs of one forward pass; a backward pass takes twice as many. Recomputed activations do not count."""
 
     per_token: float
-    """FLOPs of the layers for a token, without attention over pairs and without the LM head."""
+    """FLOPs of the layers per token, without attention over pairs and without the LM head."""
     per_head_token: float
-    """FLOPs of the LM head for a token whose logits are computed."""
+    """FLOPs of the LM head per token with logits."""
     per_pair: float
-    """FLOPs of scores and values for a query and a key, in all layers with full attention."""
+    """FLOPs of scores and values per query-key pair, in all layers with full attention."""
     per_window_pair: float = 0.0
-    """FLOPs of scores and values for a query and a key, in all layers with a sliding window."""
+    """FLOPs of scores and values per query-key pair, in all layers with a sliding window."""
     window: int = 0
-    """Tokens of the sliding window."""
+    """Size of the sliding window in tokens."""
     vision: VisionFlops | None = None
 
     def forward(self, length: int, num_head_tokens: int, image_patches: tuple[int, ...] = ()) -> float:
@@ -44,7 +44,7 @@ class ModelFlops:
         return sum(self.forward(length, 0) for length in lengths) - repeated + self.per_head_token * num_head_tokens
 
     def matrices(self, num_tokens: int, num_head_tokens: int) -> float:
-        """Return the FLOPs of weight matrices in a forward pass; each half of a backward has as many."""
+        """Return the FLOPs of weight matrices in a forward pass; each half of a backward pass takes as many."""
         return self.per_token * num_tokens + self.per_head_token * num_head_tokens
 
     @classmethod
@@ -75,17 +75,17 @@ class ModelFlops:
 
 
 def head_width(config: Any, heads: int) -> int:
-    """Return the features of an attention head; the mean of keys and values where these differ (latent attention)."""
+    """Return the width of an attention head; if keys and values differ (latent attention), their mean."""
     if getattr(config, "kv_lora_rank", None):
         return (int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim) + int(config.v_head_dim)) // 2
     layers = getattr(config, "per_layer_config", None) or [config]
     usual = config.hidden_size // heads
-    # Layers of Gemma 4 differ.
+    # Layers of Gemma 4 have different widths.
     return round(sum(getattr(layer, "head_dim", None) or usual for layer in layers) / len(layers))
 
 
 def _latent(config: Any) -> int:
-    """Return the weights of a layer's multi-head latent attention."""
+    """Return the number of weights in the multi-head latent attention of a layer."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     latent, rank = config.kv_lora_rank, config.q_lora_rank
     plain, rotated, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
@@ -95,21 +95,21 @@ def _latent(config: Any) -> int:
 
 
 def _linear(config: Any) -> int:
-    """Return the weights of a layer with linear attention: queries, keys, values, gates and the output."""
+    """Return the number of weights in a layer with linear attention: queries, keys, values, gates and output."""
     keys = config.linear_num_key_heads * config.linear_key_head_dim
     values = config.linear_num_value_heads * config.linear_value_head_dim
     return int(config.hidden_size * (2 * keys + 3 * values + 2 * config.linear_num_value_heads))
 
 
 def mlp_width(config: Any) -> int:
-    """Return the features inside the MLP of a dense layer, under any of the names that transformers has for them."""
+    """Return the inner width of the MLP of a dense layer, from any of its names in transformers."""
     names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "decoder_ffn_dim", "moe_intermediate_size")
     width = next((n for name in names if (n := getattr(config, name, None))), 4 * config.hidden_size)
-    return int(np.mean(width))  # Gemma 3n has one for each layer
+    return int(np.mean(width))  # Gemma 3n has one per layer
 
 
 def causal_pairs(length: int) -> float:
-    """Return half of all pairs, the usual convention."""
+    """Return half of all pairs, as is convention."""
     return length * length / 2
 
 
@@ -120,7 +120,7 @@ def window_pairs(length: int, window: int) -> float:
 
 
 def _mlp(config: Any, layer: int) -> int:
-    """Return the number of weights that a token passes in the MLP or the experts of a layer."""
+    """Return the number of active weights per token in the MLP or the experts of a layer."""
     hidden: int = config.hidden_size
     chosen: int = getattr(config, "num_experts_per_tok", None) or 0
     if not chosen or _is_dense(config, layer):
@@ -151,6 +151,6 @@ def _attention_layers(config: Any) -> tuple[int, int, int]:
     kinds: list[str] = getattr(config, "layer_types", None) or []
     if not kinds:
         kinds = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
-    # Linear attention has no pairs; beyond its projections it costs as little as the parts left out.
+    # Linear attention has no pairs; beyond its projections its cost is negligible.
     sliding = kinds.count("sliding_attention") if window else 0
     return kinds.count("full_attention") + kinds.count("sliding_attention") - sliding, sliding, window

@@ -1,10 +1,10 @@
-"""Plans in lockstep: all ranks compute a micro-batch at the same time and wait for the slowest of them.
+"""Plans in lockstep: all ranks compute their micro-batches together and wait for the slowest.
 
-A row is one micro-batch of every rank. A plan takes the sum over its rows of the most expensive micro-batch. The cost
-of attention grows with the square of the length, so the longest sequences cost several times as much as the same tokens
-in short ones. A rank that must match such a cost runs out of token budget. So these sequences go into as few rows as
-possible: the first rows hold the longest sequences, filled up with the longest others that fit below the highest cost.
-The remaining sequences are short and many, and spread evenly.
+A row has one micro-batch per rank, and costs as much as its most expensive micro-batch. The cost of attention grows
+with the square of the length, so the longest sequences cost several times as much as the same number of tokens in short
+sequences. A rank that must match such a cost exceeds its token budget. So these sequences go into as few rows as
+possible: the first rows have the longest sequences, filled up with the longest others that fit below the highest cost.
+The remaining sequences are many and short, and are spread evenly.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from agentloop.trainer.planning.packing import Pool, fewest_bins, spread_over_few
 
 Row = list[list[int]]
-"""The micro-batches of all ranks that run at the same time."""
+"""Micro-batches that all ranks run at the same time."""
 
 _MOST_FILLED_ROWS = 3
-"""Most rows filled with the longest sequences; more rows only cost time."""
+"""Largest number of rows to try for the longest sequences; more only take time."""
 _ROUNDING = 1 + 1e-9
-"""Tolerance that lets another sequence of the same cost fit."""
+"""Tolerance for rounding, so that another sequence with the same cost fits."""
 
 
 def in_lockstep(pool: Pool, costs: Sequence[float], ranks: int, budget: int, cost_of_row: float) -> list[Row]:
     """Return rows, the most expensive first, and empty the pool.
 
-    `cost_of_row` is the cost of each row beyond its sequences.
+    `cost_of_row` is the cost of each row in addition to its sequences.
     """
     best: list[Row] = []
     lowest = math.inf
@@ -54,7 +54,7 @@ def row_cost(row: Row, costs: Sequence[float]) -> float:
 
 
 def _even_rows(pool: Pool, costs: Sequence[float], ranks: int, budget: int) -> list[Row]:
-    """Return nearly as few rows as possible, each with micro-batches of about the same cost."""
+    """Return close to the minimal number of rows, each with micro-batches of about the same cost."""
     bins = spread_over_few(pool, budget, multiple=ranks)
     if bins is None:
         return _rows_one_by_one(pool.copy(), ranks, budget)

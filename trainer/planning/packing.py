@@ -1,4 +1,4 @@
-"""Packing: sequences into bins of about the same cost, within a token budget."""
+"""Pack sequences into bins of about the same cost within a token budget."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 
 _LOOKS = 1
-"""Full bins per sequence that `spread` skips, on average, before it gives up."""
+"""Average number of full bins per sequence that `spread` skips before it gives up."""
 
 _FULL = 0.97
-"""Share of the budget up to which bins can usually be filled and still cost the same."""
+"""Fraction of the budget to which bins can usually be filled at equal cost."""
 
 
 class Pool:
-    """Sequences without a bin, sorted by length; a longer one usually costs more."""
+    """Sequences not yet in a bin, sorted by length; longer ones usually cost more."""
 
     def __init__(self, indices: Iterable[int], lengths: Sequence[int], costs: Sequence[float]) -> None:
         self.indices = sorted(indices, key=lambda index: (lengths[index], costs[index], index))
         self.lengths = [lengths[index] for index in self.indices]
         self.costs = [costs[index] for index in self.indices]
-        # The running maximum allows a binary search by cost even if costs are not in the order of lengths.
+        # The running maximum allows binary search by cost even if costs do not increase with length.
         self._ceilings = _running_maximum(self.costs)
         self.num_tokens = sum(self.lengths)
         self.total_cost = sum(self.costs)
@@ -36,7 +36,7 @@ class Pool:
         return self._ceilings[-1]
 
     def take(self, tokens: float, cost: float) -> list[int]:
-        """Remove and return a bin within `tokens` and `cost`, each time adding the longest sequence that fits."""
+        """Remove and return a bin within `tokens` and `cost`, repeatedly adding the longest sequence that fits."""
         taken: list[int] = []
         while True:
             place = min(bisect_right(self.lengths, tokens), bisect_right(self._ceilings, cost)) - 1
@@ -66,13 +66,13 @@ def _running_maximum(values: Iterable[float]) -> list[float]:
 
 
 def pack(pool: Pool, budget: int) -> list[list[int]]:
-    """Return bins of about the same cost within the budget, nearly as few as possible."""
+    """Return bins of about the same cost within the budget, close to the minimal number."""
     bins = spread_over_few(pool, budget)
     return bins if bins is not None else _best_fit(pool, budget)
 
 
 def spread_over_few(pool: Pool, budget: int, *, multiple: int = 1) -> list[list[int]] | None:
-    """Spread the pool over the fewest bins in a multiple of `multiple`, or a few more; None if that fails."""
+    """Spread the pool over the minimal number of bins, a multiple of `multiple`, or a few more; None if that fails."""
     fewest = fewest_bins(pool, budget, multiple)
     more = fewest_bins(pool, _FULL * budget, multiple)
     bins = spread(pool, fewest, budget)

@@ -20,11 +20,11 @@ class Plan:
 
     ranks: list[list[list[int]]]
     balance: float = 1.0
-    """Cost of all sequences over the cost of the time that all ranks take, in (0, 1]; at 1 no rank waits."""
+    """Cost of all sequences divided by the cost of all ranks' time, waiting included, in (0, 1]; at 1 no rank waits."""
 
     @property
     def num_micro_batches(self) -> int:
-        """Number of micro-batches of the rank with the most."""
+        """Largest number of micro-batches of a rank."""
         return max((len(rows) for rows in self.ranks), default=0)
 
 
@@ -45,9 +45,9 @@ def plan(
     there are too few sequences. Without `lockstep` only the total cost of each rank matters.
 
     The most expensive micro-batches come first, so one that needs too much memory fails at once. With `small_ends` the
-    cheap ones are at both ends, which shortens the ramps of a pipeline. `cost` maps a length to its cost, or lists the
-    cost of each sequence; by default it is the length. `per_micro_batch` is the cost of a micro-batch beyond its
-    sequences; by default it is that of the `CostModel` given as `cost`, else 0.
+    cheapest are at both ends, which shortens the bubbles of a pipeline. `cost` maps a length to its cost, or lists the
+    cost of each sequence; by default it is the length. `per_micro_batch` is the fixed cost of a micro-batch; by default
+    that of the `CostModel` passed as `cost`, or else 0.
 
     Raises `UserError` if a single sequence is above the budget, and `ValueError` for a length below 1 or no ranks.
     """
@@ -64,7 +64,7 @@ def plan(
         makespan = sum(row_cost(row, costs) for row in rows)
     else:
         shares = spread(pool, ranks)
-        assert shares is not None, "every sequence fits without a budget"
+        assert shares is not None, "spreading cannot fail without a budget"
         per_rank = [
             sorted(pack(Pool(share, lengths, costs), token_budget), key=lambda bin_: -load_of(bin_, costs))
             for share in shares

@@ -13,11 +13,11 @@ class VisionFlops:
 
     per_patch: float
     per_pair: float
-    """FLOPs of a pair of patches, in all layers with attention over the whole image."""
+    """FLOPs per pair of patches, in all layers with attention over the whole image."""
     per_window_pair: float = 0.0
-    """FLOPs of a pair of patches, in all layers with attention within windows."""
+    """FLOPs per pair of patches, in all layers with attention within windows."""
     window: int = 0
-    """Patches of a window."""
+    """Number of patches in a window."""
 
     def forward(self, image_patches: Iterable[int]) -> float:
         """Return the FLOPs for images or video frames, given by their patches before merging into tokens."""
@@ -33,7 +33,7 @@ class VisionFlops:
         """Count from the `vision_config` of a transformers config; None without a tower, or for an unknown kind."""
         if config is None or not hasattr(config, "depth") or not hasattr(config, "spatial_merge_size"):
             return None
-        # In Qwen2-VL embed_dim is the width of the tower, and hidden_size that of the language model.
+        # In Qwen2-VL embed_dim is the width of the tower, and hidden_size the width of the language model.
         hidden: int = getattr(config, "embed_dim", None) or config.hidden_size
         out: int = getattr(config, "out_hidden_size", None) or config.hidden_size
         mlp = getattr(config, "intermediate_size", None) or int(hidden * config.mlp_ratio)

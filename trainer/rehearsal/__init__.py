@@ -1,1 +1,1 @@
-"""What `agentloop train --dry-run` does: everything that a run needs is tried once, without weights."""
+"""The implementation of `agentloop train --dry-run`: try everything that a run needs once, without weights."""

@@ -17,16 +17,16 @@ _QUESTION = "zUserQkx7w"
 
 
 def sample_turn(renderer: TemplateRenderer, tools: ToolSchemas) -> tuple[str, list[int]] | None:
-    """Return the name of a tool and a sampled turn that calls it; None if the template writes none that is read back.
+    """Return the name of a tool and a turn that calls it; None if the template writes no call that can be parsed.
 
-    The tool is the first one, or that of an inline format. Its arguments are made from its schema.
+    The tool is the first, or the tool of an inline format. Its arguments are generated from its schema.
     """
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     inline = renderer.inline if isinstance(renderer, InlineRenderer) else None
     name = inline.tool if inline else next(iter(functions))
     parameters = functions.get(name, {}).get("parameters", {})
     arguments = {inline.argument: "1"} if inline else sample_value(parameters, parameters)
-    for call_id in ("z00000000", f"functions.{name}:0"):  # Mistral takes nine letters, Kimi a name and a number
+    for call_id in ("z00000000", f"functions.{name}:0"):  # Mistral needs nine characters, Kimi a name and a number
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         turn: Any = {"role": "assistant", "content": "", "tool_calls": [call]}
         if isinstance(renderer, InlineRenderer):
@@ -39,12 +39,12 @@ def sample_turn(renderer: TemplateRenderer, tools: ToolSchemas) -> tuple[str, li
 
 
 def _written(renderer: TemplateRenderer, turn: Message, tools: ToolSchemas) -> list[list[int]]:
-    """Return what the model may sample for the turn: the text that its template writes, with thinking closed first."""
+    """Return possible token ids of the turn: the text that the template writes, after closing the thinking."""
     question: Message = {"role": "user", "content": _QUESTION}
     try:
         whole = renderer.template.render([question, turn], tools).rpartition(_QUESTION)[2]
         prompt = renderer.template.render([question], tools, generate=True).rpartition(_QUESTION)[2]
-    except UserError:  # the template takes no calls in this form
+    except UserError:  # the template rejects calls in this form
         return []
     said = whole[next((at for at, (a, b) in enumerate(zip(whole, prompt, strict=False)) if a != b), len(prompt)) :]
     _, closing = (renderer.call_format or PLAIN).thinking
@@ -58,7 +58,7 @@ def _written(renderer: TemplateRenderer, turn: Message, tools: ToolSchemas) -> l
 
 
 def sample_value(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
-    """Return a small value of a JSON schema, whose references are in `root`; strings are "1", a word and a program."""
+    """Return a small value for a JSON schema with references in `root`; strings are "1", a valid word and program."""
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         return sample_value(root.get("$defs", {}).get(name, {}), root)

@@ -1,4 +1,4 @@
-"""Play scripted episodes through renderer, tools, environment and reward, and report what they did."""
+"""Play scripted episodes through renderer, tools, environment and reward, and report the results."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from agentloop.types.messages import text_of
 from agentloop.types.trajectory import Trajectory
 
 _ANSWER = "<answer>\\boxed{1}</answer> The answer is 1."
-"""In the usual forms, so that rewards read on and compare it."""
+"""Answer in the usual formats, so that rewards parse and compare it."""
 _MOST_TURNS = 3
 _MOST_KINDS = 8
-"""Kinds of rows of which one is played."""
+"""Largest number of kinds of rows to play."""
 _SHOWN = 70
 
 
 @dataclass(slots=True, frozen=True)
 class Played:
-    """What the episodes showed."""
+    """Results of the episodes."""
 
     lines: dict[str, str]
     """Label -> text for the user."""
@@ -37,7 +37,7 @@ class Played:
 
 
 class _ReadRow(dict[str, Any]):
-    """A row that remembers which columns were asked for."""
+    """A row that records which columns are read."""
 
     def __init__(self, row: Row) -> None:
         super().__init__(row)
@@ -53,11 +53,10 @@ class _ReadRow(dict[str, Any]):
 
 
 def play(setup: RolloutSetup, model: Path, *, longest: int) -> Played:
-    """Play one scripted episode on the first row, and on the first of each other set of columns.
+    """Play one scripted episode on the first row, and on the first row with each other set of columns.
 
     The script calls the first tool once with sample arguments, and then answers; `model` is the folder of the
-    tokenizer. Raises `UserError` if an episode fails,
-    as every real one on such a row would.
+    tokenizer. Raises `UserError` if an episode fails, as real episodes on such rows would.
     """
     chosen = list(_first_of_each_kind(setup.train))
     rows = [_ReadRow(setup.train[index]) for index in chosen]
@@ -101,11 +100,13 @@ def _check(trajectory: Trajectory, setup: RolloutSetup, row: Row) -> None:
     where = f"A scripted episode on row {row['id']!r}"
     if trajectory.failures.get(FailureKind.JUDGE):
         raise UserError(
-            f"{where} could not be judged by the reward {reward}: {error}. Correct the reward, or the rows: this one "
+            f"{where} could not be scored by the reward {reward}: {error}. Correct the reward or the rows: this row "
             f"has the columns {', '.join(sorted(row))}."
         )
     if trajectory.failures.get(FailureKind.ENV):
-        raise UserError(f"{where} failed in its environment ({setup.config.env.factory}): {error}. Correct it there.")
+        raise UserError(
+            f"{where} failed in its environment ({setup.config.env.factory}): {error}. Correct the environment."
+        )
     if trajectory.error is not None or trajectory.reward is None:
         raise UserError(f"{where} ended as {trajectory.stop_reason}: {error or 'it has no reward'}. Correct its cause.")
 
@@ -134,14 +135,14 @@ def _report(
             f"limits.max_turn_tokens={setup.config.limits.max_turn_tokens}. Raise that limit."
         )
     elif setup.toolset.schemas:
-        warnings.append("No tool was called: the chat template writes no sample call that is read back.")
+        warnings.append("No tool was called: the chat template writes no sample call that can be parsed.")
     asked = set.union(*(row.asked for row in rows)) - {"id", "messages"}
     absent = {column for column in asked if not any(column in row for row in setup.train)}
     if asked - absent:
         lines["columns"] = f"reward, tools and environment read {', '.join(sorted(asked - absent))}"
     if absent:
         warnings.append(
-            f"The column {' and '.join(map(repr, sorted(absent)))} is asked for, but no row has it. If that is a "
+            f"The column {' and '.join(map(repr, sorted(absent)))} is read, but no row has it. If that is a "
             "misspelling, correct the reward, the tool or the environment."
         )
     return Played(lines, warnings)

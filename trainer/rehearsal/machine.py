@@ -14,7 +14,7 @@ _LOGGERS = {"tensorboard": "train", "wandb": "wandb", "mlflow": "mlflow"}
 
 
 def check_machine(config: RunConfig) -> str:
-    """Return which GPUs this machine has. Raises `UserError` if a package or a GPU is missing."""
+    """Return a description of the GPUs. Raises `UserError` if a package or a GPU is missing."""
     import torch
 
     missing = [
@@ -32,7 +32,7 @@ def check_machine(config: RunConfig) -> str:
         )
     if not count and ENGINES.get(config.engine.name).runs_on_gpus and torch.version.cuda is not None:
         raise UserError(
-            f"engine.name is {config.engine.name}, which needs a GPU, and torch finds none here. Check `nvidia-smi`, "
+            f"engine.name is {config.engine.name}, which needs a GPU, but torch finds none here. Check `nvidia-smi`, "
             "set engine.name=hf to run on the CPU, or set placement.gpu (H200, for example) to check a run for another "
             "machine."
         )

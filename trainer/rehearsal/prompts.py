@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agentloop.episodes.setup import RolloutSetup
 
 _MOST = 2000
-"""Most prompts that are measured; of larger datasets it is every n-th."""
+"""Largest number of prompts to measure; of larger datasets every n-th prompt is measured."""
 
 
 def measure(setup: RolloutSetup, *, longest: int) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""`rehearse`: check everything that a run needs, and say what was set, what follows from it, and what was tried."""
+"""`rehearse`: checks everything that a run needs; reports given settings, derived settings and checks."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ class Rehearsal:
     config: RunConfig
     """The config with the number of steps."""
     derived: dict[str, str]
-    """What follows from the config: label -> text."""
+    """Settings derived from the config: label -> text."""
     checked: dict[str, str]
-    """What was tried, and what came of it."""
+    """Checks and their results: label -> text."""
     warnings: list[str]
-    """What may be a mistake, and what could not be checked."""
+    """Possible mistakes, and things that could not be checked."""
 
 
 def rehearse(config: RunConfig, folder: Path, placement: dict[str, str]) -> Rehearsal:
-    """Check a run. Raises `UserError` at the first mistake; `placement` is shown with what follows from the config."""
+    """Check a run. Raises `UserError` for the first mistake; `placement` is added to the derived settings."""
     check_trainable(config)
     checked: dict[str, str] = {}
     warnings: list[str] = []
     model = find_model(config)
     if config.placement.gpu is not None:
-        warnings.append("Not checked: packages and GPUs, because placement.gpu names those of another machine.")
+        warnings.append(
+            "Not checked: packages and GPUs, because placement.gpu is set, so the run is for another machine."
+        )
     elif model.folder is None:
         warnings.append("Not checked: packages and GPUs, because the model is not on this machine.")
     else:

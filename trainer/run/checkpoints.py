@@ -1,8 +1,8 @@
-"""Checkpoints of a run: write them in the background, find the newest one, remove old and unfinished ones.
+"""Checkpoints of a run: write them in the background, find the newest, remove old and unfinished ones.
 
-A checkpoint is a folder such as `checkpoints/step_000010/`. It holds the learner's folder, `state.json`, and
-`queue.jsonl.gz` if finished groups were waiting to be trained on. It appears complete or not at all. It holds no state
-of random generators: each step seeds them again from the run's seed and the step number.
+A checkpoint is a folder such as `checkpoints/step_000010/`, which is written atomically. It contains the learner's
+folder, `state.json`, and `queue.jsonl.gz` if finished groups were waiting for training. It has no state of random
+generators, because each step seeds them from the run's seed and the step number.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from agentloop.trainer.schedule.queue import QueueState
 from agentloop.types.trajectory_io import read_jsonl, write_jsonl
 
 FORMAT = 2
-"""Form of `state.json` and of the queue. Checkpoints of another form cannot be resumed; 1 had no number."""
+"""Format of `state.json` and the queue. Checkpoints in another format cannot be resumed; format 1 has no number."""
 _STATE = "state.json"
 _QUEUE = "queue.jsonl.gz"
 _LEARNER = "learner"
 _UNFINISHED = re.compile(r"\.(?:tmp|old)-step_\d{6,}")
-"""Names of folders that `atomic_folder` writes or replaces."""
+"""Names of hidden folders that `atomic_folder` leaves if it is killed."""
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class RunState:
     step: int
     """Completed steps; equal to the policy version of the learner."""
     sampler: Mapping[str, Any]
-    """Position in the datasets, as their sampler gives it."""
+    """Position in the datasets: the state of the sampler."""
     config: dict[str, Any]
-    """The resolved config. A resumed run compares its own config with it."""
+    """The resolved config, with which a resumed run compares its own."""
     queue: QueueState = field(default_factory=QueueState)
 
 
@@ -61,9 +61,9 @@ class CheckpointWriter:
         self._writing: Future[None] | None = None
 
     async def save(self, learner: Learner, state: RunState) -> None:
-        """Copy the learner, then return while the copy is written. Waiting and copying leave the event loop free.
+        """Copy the learner's state and return while it is written, without blocking the event loop.
 
-        Waits for the previous checkpoint first, and raises as `wait` does if that one failed.
+        Waits for the previous checkpoint first; raises as `wait` does if that failed.
         """
         await self.wait()
         captured = await LEARNER.run(learner.capture)
@@ -84,7 +84,7 @@ class CheckpointWriter:
             ) from error
 
     async def close(self) -> None:
-        """Wait for the checkpoint that is being written, and ignore its errors."""
+        """Wait for a checkpoint that is being written; ignore its errors."""
         await asyncio.to_thread(self._thread.shutdown)
 
     def _write(self, captured: Captured, state: RunState) -> None:
@@ -96,13 +96,13 @@ class CheckpointWriter:
             plain |= {"queue": state.queue.as_json(), "format": FORMAT}
             (target / _STATE).write_text(json.dumps(plain, indent=1), encoding="utf-8")
         for old in _complete(self._folder)[: -self._keep_last]:
-            shutil.rmtree(old.rename(replaced(old)))  # a kill leaves a hidden folder, not half a checkpoint
+            shutil.rmtree(old.rename(replaced(old)))  # if killed, this leaves a hidden folder, not a partial checkpoint
 
 
 def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:
     """Return the newest checkpoint, as the folder of its learner and its state; None if there is none.
 
-    Raises `UserError` if another version of agentloop wrote it in another form.
+    Raises `UserError` if another version of agentloop wrote it in another format.
     """
     complete = _complete(folder)
     if not complete:
@@ -112,8 +112,8 @@ def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:
     found = plain.pop("format", 1)
     if found != FORMAT:
         raise UserError(
-            f"The checkpoint {newest} has format {found}, and this version of agentloop resumes format {FORMAT} only. "
-            "Finish the run with the version that began it, or give run.folder a new folder and set model to "
+            f"The checkpoint {newest} has format {found}, but this version of agentloop resumes only format {FORMAT}. "
+            "Finish the run with the version that started it, or set run.folder to a new folder and model to "
             "the model of the old run."
         )
     return newest / _LEARNER, RunState(**plain | {"queue": _read_queue(plain["queue"], newest / _QUEUE)})
@@ -132,12 +132,12 @@ def _read_queue(plain: dict[str, Any], file: Path) -> QueueState:
         return QueueState.from_json(plain, trajectories)
     except ValueError as error:
         raise UserError(
-            f"{file} lacks trajectories that {_STATE} beside it lists: {error}. Remove the folder {file.parent}."
+            f"{file} lacks trajectories that {_STATE} lists: {error}. Remove the folder {file.parent}."
         ) from error
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove checkpoints that a killed process left partly written or partly removed; other folders stay."""
+    """Remove partly written or partly removed checkpoints of a killed process; keep other folders."""
     for path in folder.iterdir():
         if _UNFINISHED.fullmatch(path.name):
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Check that a run can train with its settings, before anything loads."""
+"""Check the settings of a run before anything loads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agentloop.trainer.staleness.policy import StalenessPolicy
 
 
 def check_trainable(config: RunConfig) -> None:
-    """Raise one `UserError` that names every wrong setting and a value that works."""
+    """Raise one `UserError` that names every wrong setting and a valid value."""
     if ENGINES.get(config.engine.name).read_turn is not None:
         raise UserError(
-            f"engine.name={config.engine.name} can only evaluate (agentloop rollout): the service shows neither the "
+            f"engine.name={config.engine.name} can only evaluate (agentloop rollout): the service returns neither the "
             "token ids nor the log-probabilities that the learner needs. Set engine.name to vllm, sglang or hf."
         )
     advantage = advantages.get(config.algorithm.advantage)
@@ -41,7 +41,7 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
     if config.algorithm.group_size < 2 and advantages.get(config.algorithm.advantage).compares:
         yield (
             f"algorithm.group_size is {config.algorithm.group_size}: {config.algorithm.advantage} compares the "
-            "episodes of one task, and one episode has nothing to compare with. Set it to 2 or more; 8 is usual."
+            "episodes of one task, so it needs several. Set it to 2 or more; 8 is usual."
         )
     if config.algorithm.group_size < 2 and config.algorithm.dynamic_sampling is not None:
         yield (
@@ -53,7 +53,7 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
             f"algorithm.dynamic_sampling drops groups without a gradient, but with algorithm.advantage="
             f"{config.algorithm.advantage}{' and kl_in_reward' * (config.algorithm.kl_in_reward > 0)}"
             f"{' and distillation' * (config.algorithm.distillation is not None)} the rewards of a "
-            "group do not tell which these are: groups with equal rewards may have one. Remove dynamic_sampling, or "
+            "group do not determine that: groups with equal rewards may have a gradient. Remove dynamic_sampling, or "
             "set another advantage, such as grpo, without kl_in_reward."
         )
     penalised_greedy = advantages.get(config.algorithm.advantage).needs_greedy and config.algorithm.kl_in_reward > 0
@@ -61,15 +61,15 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f"sampling.temperature is {config.sampling.temperature}: the greedy episodes of "
             f"{config.algorithm.advantage} are scored at temperature 1, so their KL to the reference "
-            "(algorithm.kl_in_reward) would not compare with that of the others. Set sampling.temperature=1, or remove "
-            "kl_in_reward."
+            "(algorithm.kl_in_reward) would not be comparable with that of the others. Set sampling.temperature=1, "
+            "or remove kl_in_reward."
         )
     if config.eval.every and config.data.eval is None:
         yield f"eval.every is {config.eval.every}, but there are no held-out tasks. Set data.eval, or eval.every=0."
 
 
 def _sampling_problems(config: RunConfig) -> Iterator[str]:
-    """Refuse log-probabilities of another distribution than the learner's, unless the loss does without them."""
+    """Reject log-probabilities of a different distribution than the learner's, unless the loss does not use them."""
     sampling, learner = config.sampling, config.learner
     if sampling.temperature == 0:
         yield "sampling.temperature is 0: all episodes of a task would be equal. Set it above 0; 1 is usual."
@@ -78,14 +78,14 @@ def _sampling_problems(config: RunConfig) -> Iterator[str]:
     if is_cut and Objective(learner).loss.on_policy and learner.old_logprobs != "learner" and not corrects:
         given = f"sampling.top_p is {sampling.top_p:g}" if sampling.top_p < 1 else f"sampling.top_k is {sampling.top_k}"
         other = (
-            "learner.corrections=[truncate], which weights each token by its probability among all tokens over that "
-            "among the candidates"
+            "learner.corrections=[truncate], which weights each token by its probability among all tokens divided by "
+            "that among the candidates"
             if config.engine.reports_cut
-            else f"learner.old_logprobs=learner, which leaves the log-probabilities of {config.engine.name} out of the "
+            else f"learner.old_logprobs=learner, which excludes the log-probabilities of {config.engine.name} from the "
             "loss"
         )
         yield (
-            f"{given}: tokens are sampled from some candidates, but the learner scores them among all tokens, and the "
+            f"{given}: tokens are sampled from some candidates, but the learner normalises over all tokens, and the "
             "loss compares the two. Set sampling.top_p=1 and sampling.top_k=0 (evaluations have eval.top_p), or set "
             f"{other}."
         )
@@ -102,12 +102,12 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
     if learner.router_replay and ENGINES.get(config.engine.name).returns_routing is None:
         names = sorted(name for name in ENGINES if ENGINES.get(name).returns_routing is not None)
         yield (
-            f"learner.router_replay is true, but engine.name={config.engine.name} does not tell which experts it used. "
-            f"Set engine.name to {' or '.join(names)}, or remove router_replay."
+            f"learner.router_replay is true, but engine.name={config.engine.name} does not return the experts that it "
+            f"used. Set engine.name to {' or '.join(names)}, or remove router_replay."
         )
     if advantage := losses.get(learner.loss).auxiliary_of:
         yield (
-            f"learner.loss is {learner.loss}, which trains an auxiliary model, not the policy. To have that model, set "
+            f"learner.loss is {learner.loss}, which trains an auxiliary model, not the policy. To train it, set "
             f"algorithm.advantage={advantage} and remove learner.loss."
         )
     if losses.get(learner.loss).pairwise:
@@ -131,7 +131,7 @@ def _distillation_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f"algorithm.distillation.teacher is {distillation.teacher}, which the learner loads as its reference "
             "model, but the run has another one (learner.reference, learner.kl_coef or algorithm.kl_in_reward). Remove "
-            "these, or serve the teacher and give its address."
+            "these, or serve the teacher and set its address."
         )
     if distillation.is_served and config.sampling.temperature != 1:
         yield (
@@ -143,12 +143,12 @@ def _distillation_problems(config: RunConfig) -> Iterator[str]:
 
 
 def rank_problems(learner: LearnerConfig) -> Iterator[str]:
-    """Yield a sentence for each number of ranks that others do not divide."""
+    """Yield a sentence for each setting that does not divide the number of ranks."""
     ranks = learner.ranks
     if ranks % learner.sequence_parallel:
         yield (
-            f"learner.sequence_parallel is {learner.sequence_parallel} but {ranks} ranks train: groups of equal "
-            f"size share rows. Set learner.ranks to a multiple of {learner.sequence_parallel}."
+            f"learner.sequence_parallel is {learner.sequence_parallel} but {ranks} ranks train: ranks share rows in "
+            f"groups of equal size. Set learner.ranks to a multiple of {learner.sequence_parallel}."
         )
     if ranks % (learner.nodes or 1):
         yield (
@@ -177,7 +177,7 @@ def _sleep_problems(config: RunConfig) -> Iterator[str]:
         )
     if config.placement.layout == "separate":
         yield (
-            "placement.sleep is true and placement.layout is separate: engines that share no GPU have no reason to "
+            "placement.sleep is true and placement.layout is separate: engines that share no GPU need not "
             "sleep. Set placement.sleep=false, or placement.layout to colocated or mixed."
         )
 
@@ -193,5 +193,5 @@ def _staleness_problems(config: RunConfig) -> Iterator[str]:
     if (staleness.cut.min_episodes or 0) > group_size:
         yield (
             f"staleness.cut.min_episodes is {staleness.cut.min_episodes}, but algorithm.group_size is {group_size}: "
-            f"no group is so large. Set it to {group_size} or less."
+            f"no group is that large. Set it to {group_size} or less."
         )

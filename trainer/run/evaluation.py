@@ -1,4 +1,4 @@
-"""Evaluation: episodes on held-out tasks, from which nothing is learned."""
+"""Evaluation: play episodes on held-out tasks, without training on them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from agentloop.types.trajectory import Trajectory
 async def evaluate(
     setup: RolloutSetup, workers: Workers, *, on_trajectory: Callable[[Trajectory], None] | None = None
 ) -> tuple[dict[str, float], list[Group]]:
-    """Play the held-out tasks, always with the same seeds; return the metrics under `eval/` and the groups.
+    """Play the held-out tasks, always with the same seeds; return metrics with the prefix `eval/`, and the groups.
 
-    A failed episode counts in `eval/failed`, not in the mean reward.
+    Failed episodes count in `eval/failed`, not in the mean reward.
     """
     config, run = setup.config, setup.sampling
     requests = make_requests(

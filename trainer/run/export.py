@@ -1,4 +1,4 @@
-"""The trained model of a run: its folder, and Hugging Face folders made from checkpoints."""
+"""Find the trained model of a run, and export checkpoints as Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _EXPORTED = "exported"
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is one that a run writes to."""
+    """Return whether a folder is a run folder."""
     return (path / "config.yaml").is_file() and (path / "checkpoints").is_dir()
 
 
 def trained_model(root: Path, step: int | None = None) -> tuple[Path, str]:
     """Return the folder of a run's model and a description of it.
 
-    Without `step` it is the model that the run ended with, or the one of its newest checkpoint, which is exported to
-    the run's folder once. Raises `UserError` if the run has no such checkpoint.
+    Without `step` this is the final model of the run, or else the model of its newest checkpoint, which is exported to
+    the run folder once. Raises `UserError` if the run has no such checkpoint.
     """
     run = RunFolder(root)
     if step is None and run.model.is_dir():
@@ -40,7 +40,7 @@ def trained_model(root: Path, step: int | None = None) -> tuple[Path, str]:
 def export(root: Path, output: Path, *, step: int | None = None, dtype: str | None = None) -> int:
     """Write the model of a checkpoint as a Hugging Face folder `output`, and return its step.
 
-    `step` is that of the newest checkpoint by default. `dtype` is float32, bfloat16, float16 or auto, and by default
+    `step` defaults to the newest checkpoint. `dtype` is float32, bfloat16, float16 or auto, by default
     learner.save_dtype of the run. Raises `UserError` if there is no such checkpoint or `output` exists.
     """
     if output.exists():
@@ -49,7 +49,7 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
     chosen = _chosen(run, step)
     config = load_training_config(run.config_file)
     state = run.checkpoints / step_name(chosen) / "learner"
-    if (state / "policy").is_dir():  # beside a critic or a process reward model
+    if (state / "policy").is_dir():  # next to a critic or a process reward model
         state = state / "policy"
     changes: dict[str, Any] = {"model": str(locate_model(config.model)), "reference": None, "kl_coef": 0.0}
     changes["lr_schedule"] = "constant"  # nothing is trained
@@ -62,7 +62,7 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
 def _write(config: LearnerConfig, changes: dict[str, Any], state: Path, output: Path) -> None:
     from agentloop.trainer.run.learners import create
 
-    if config.backend == "megatron":  # the layout of ranks must be that of the save
+    if config.backend == "megatron":  # the layout of ranks must be the one that saved it
         with closing(create(config.replace(**changes))) as ranks:
             ranks.load(state)
             ranks.save_hf(output)
@@ -84,14 +84,14 @@ def _chosen(run: RunFolder, step: int | None) -> int:
     steps = checkpoint_steps(run.checkpoints)
     if not steps:
         raise UserError(
-            f"{run.root} has no checkpoint and no trained model: the run ended before its first one. Run it again, "
-            "with a smaller run.save_every."
+            f"{run.root} has no checkpoint and no trained model: the run ended before its first checkpoint. Run it "
+            "again, with a smaller run.save_every."
         )
     if step is None:
         return steps[-1]
     if step not in steps:
         raise UserError(
-            f"{run.root} has no checkpoint of step {step}. It has those of steps {', '.join(map(str, steps))}; "
+            f"{run.root} has no checkpoint of step {step}. It has checkpoints of steps {', '.join(map(str, steps))}; "
             "run.keep_last keeps more of them."
         )
     return step

@@ -6,7 +6,7 @@ trajectories/step_000001.jsonl.gz, eval_000000.jsonl.gz
 checkpoints/step_000010/           see `agentloop.trainer.run.checkpoints`
 model/                             the trained model in Hugging Face format, written when the run ends
 tensorboard/, wandb/
-run.lock                           the process that writes here
+run.lock                           the process that writes to this folder
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RunFolder:
         self.model = root / "model"
 
     def make(self) -> None:
-        """Make the folder. Raises `UserError` if it holds other files already, or cannot be written to."""
+        """Create the folder. Raises `UserError` if it contains other files, or is not writable."""
         before_config = {self.trajectories.name, self.checkpoints.name, LOCK}
         others = {path.name for path in self.root.iterdir()} - before_config if self.root.is_dir() else set()
         if others and not self.config_file.is_file():
@@ -68,7 +68,7 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"The run folder {self.root} cannot be made: {error.strerror}. Set run.folder to a folder "
+                f"The run folder {self.root} cannot be created: {error.strerror}. Set run.folder to a folder "
                 "that can be written to."
             ) from error
 
@@ -83,29 +83,29 @@ class RunFolder:
         write_text(self.config_file, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
     def append_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Write one line to disk before returning, so that no later checkpoint has steps that the file lacks."""
+        """Append one line and sync it to disk, so that no checkpoint has steps that the file lacks."""
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, float]]:
-        """Return all complete lines; leave out a last line that a kill cut off."""
+        """Return all complete lines; skip an incomplete last line."""
         if not self.metrics_file.is_file():
             return []
         lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines[:-1] if line]
 
     def write_trajectories(self, name: str, trajectories: Sequence[Trajectory]) -> None:
-        """Write trajectories under a name of the form step_<n> or eval_<n>."""
+        """Write trajectories under a name such as step_<n> or eval_<n>."""
         path = self.trajectories / f"{name}.jsonl.gz"
         with atomic_file(path) as temporary:
             write_jsonl(temporary, trajectories)
 
     def forget_after(self, step: int) -> None:
-        """Remove the metrics and trajectories of steps after `step`, which are about to run again.
+        """Remove the metrics and trajectories of steps after `step`, which are about to be repeated.
 
-        Files that a run does not write stay.
+        Files that a run does not write are kept.
         """
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         if self.metrics_file.is_file():

@@ -1,4 +1,4 @@
-"""Make the learner that a config asks for."""
+"""Create the learner of a config."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def create(
 ) -> Learner:
     """Return the learner of `config.backend`.
 
-    With the `ranks` of another learner it runs on these too. Otherwise it starts its own on the GPUs of `reservation`;
-    all of them write to the run's `folder`. Raises `UserError` if the configuration or the model cannot be used.
+    With the `ranks` of another learner it shares them. Otherwise it starts ranks on the GPUs of `reservation`; all of
+    them write to the run's `folder`. Raises `UserError` if the configuration or the model is unusable.
     """
     return _on_ranks(_backend(config), config, ranks, reservation, folder)
 
@@ -69,9 +69,9 @@ def _on_ranks(
 
 
 def make_learner(config: ResolvedConfig, folder: Path, reservation: GpuReservation | None = None) -> Learner:
-    """Make the learner of a run, with the second model that its advantage trains, on the same ranks.
+    """Create the learner of a run and, on the same ranks, the auxiliary model that its advantage trains.
 
-    Every rank writes to the run's `folder`. Raises `UserError` if the configuration or a model cannot be used.
+    Every rank writes to the run's `folder`. Raises `UserError` if the configuration or a model is unusable.
     """
     policy = create(config.learner, reservation=reservation, folder=folder)
     try:

@@ -1,7 +1,7 @@
-"""A lock on a run folder, so that two runs cannot write into one.
+"""A lock on a run folder, so that two runs cannot write to it.
 
-The kernel holds it (flock) and releases it when the process ends, however that happens: nothing stale remains. On file
-systems without such locks the record in the file decides, and a record of a dead process of this host does not count.
+The kernel holds it (flock) and releases it when the process exits or dies, so it is never stale. On file systems
+without such locks the record in the file decides; records of dead processes on this host are ignored.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from agentloop.process.owned_folders import is_dead, own_label
 
 LOCK = "run.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""Errors of file systems that have no locks."""
+"""Errors of file systems without locks."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of an existing run folder. Raises `UserError` that names the process that has it."""
+    """Hold the lock of an existing run folder. Raises `UserError`, which names the holder, if it is locked."""
     file = folder / LOCK
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -42,7 +42,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def holder(folder: Path) -> dict[str, Any]:
-    """Return the record of the process that writes into a run folder; empty if none is known to."""
+    """Return the record of the process that writes to a run folder; empty if there is none."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDONLY)
     except FileNotFoundError:
@@ -55,7 +55,7 @@ def holder(folder: Path) -> dict[str, Any]:
 
 
 def _is_gone(record: dict[str, Any]) -> bool:
-    """Return whether the process of a record is known to have ended; one of another host is not."""
+    """Return whether the process of a record is known to be dead; processes on other hosts are not."""
     return record["host"] == socket.gethostname() and is_dead(record["label"])
 
 
@@ -72,7 +72,7 @@ def _take(descriptor: int, file: Path) -> None:
 
 
 def _in_use(file: Path, record: dict[str, Any], advice: str = "") -> UserError:
-    who = "process {pid} on {host}, started {started}".format_map(record) if record else "a process that just starts"
+    who = "process {pid} on {host}, started {started}".format_map(record) if record else "a process that is starting"
     return UserError(
         f"Another run uses the folder {file.parent} ({who}): wait until it ends, stop it, or set run.folder to another "
         f"folder{advice}."

@@ -60,7 +60,7 @@ def test_export_writes_the_type_that_is_asked_for(run, sums):
 
 def test_export_refuses_unknown_steps_existing_folders_and_folders_of_no_run(run, sums, capsys):
     assert agentloop("export", run, sums / "out", "--step", 7) == 2
-    assert "It has those of steps 1, 2, 3" in " ".join(capsys.readouterr().err.split())
+    assert "It has checkpoints of steps 1, 2, 3" in " ".join(capsys.readouterr().err.split())
     assert agentloop("export", run, run) == 2
     assert "Export to a new folder" in capsys.readouterr().err
     assert agentloop("export", sums / "data", sums / "out") == 2

@@ -140,7 +140,7 @@ def test_dynamic_sampling_needs_an_advantage_that_the_rewards_of_a_group_tell(tm
         with pytest.raises(UserError, match=f"algorithm.dynamic_sampling drops groups .*algorithm.advantage={name}"):
             check_trainable(config)
     penalised = load(tmp_path, f"algorithm={{advantage: {name}, dynamic_sampling: {{}}, kl_in_reward: 0.1}}")
-    with pytest.raises(UserError, match="and kl_in_reward the rewards of a group do not tell"):
+    with pytest.raises(UserError, match="and kl_in_reward the rewards of a group do not determine"):
         check_trainable(penalised)
 
 

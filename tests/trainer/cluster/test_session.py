@@ -52,7 +52,7 @@ def test_too_many_gpus_are_refused_with_the_numbers():
     with pytest.raises(UserError) as caught:
         check_room(nodes, WorkersConfig(kind="ray", count=4), gpus=2)
     message = str(caught.value)
-    assert "workers.count is 4 and each worker needs 1 CPUs and 2 GPUs of one node, 4 CPUs and 8 GPUs in all" in message
+    assert "workers.count is 4 and each worker needs 1 CPUs and 2 GPUs on one node, 4 CPUs and 8 GPUs in all" in message
     assert "room for 3: a has 16 CPUs and 4 GPUs; b has 16 CPUs and 3 GPUs" in message
     assert "Set workers.count=3" in message
 

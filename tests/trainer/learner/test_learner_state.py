@@ -143,7 +143,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):
 
 def test_a_state_that_is_not_there_or_not_of_this_model(tiny_qwen3, tmp_path: Path):
     learner = _learner(tiny_qwen3())
-    with pytest.raises(UserError, match="does not hold the state of a learner"):
+    with pytest.raises(UserError, match="does not contain the state of a learner"):
         learner.load(tmp_path / "nothing")
     learner.save(tmp_path / "state")
     other = _learner(tiny_qwen3(hidden_size=48))

@@ -80,19 +80,19 @@ def test_full_needs_a_dry_run(sums, capsys):
 
 def test_a_reward_that_reads_a_missing_column(sums, refused):
     error = refused(reward(sums, "float(task['anser'])"))
-    assert "could not be judged by the reward" in error
+    assert "could not be scored by the reward" in error
     assert "KeyError: 'anser'" in error
     assert "the columns answer, id, messages, prompt" in error
 
 
 def test_rows_without_the_column_are_found_behind_the_first(sums, refused):
     error = refused(*rows(sums, {"prompt": "a", "answer": 1}, {"prompt": "b"}))
-    assert "row '1' could not be judged" in error
+    assert "row '1' could not be scored" in error
 
 
 @pytest.mark.parametrize(
     ("value", "why"),
-    [("None", "it must be a number"), ("'good'", "it must be a number"), ("float('nan')", "could not be judged")],
+    [("None", "it must be a number"), ("'good'", "it must be a number"), ("float('nan')", "could not be scored")],
 )
 def test_a_reward_that_is_no_number(sums, refused, value, why):
     assert why in refused(reward(sums, value))
@@ -101,7 +101,7 @@ def test_a_reward_that_is_no_number(sums, refused, value, why):
 def test_a_column_that_no_row_has_is_a_warning(sums, dry_run):
     code, shown, _ = dry_run(reward(sums, "float(task.get('anser', 0))"))
     assert code == 0
-    assert "The column 'anser' is asked for, but no row has it" in shown
+    assert "The column 'anser' is read, but no row has it" in shown
 
 
 def test_a_call_that_does_not_fit_into_a_turn_is_a_warning(sums, dry_run):

@@ -74,7 +74,7 @@ async def test_a_checkpoint_of_another_version_is_refused_with_a_way_out(tmp_pat
     folder.mkdir()
     old = {"step": 3, "sampler": {}, "config": {}, "groups": [], **written}
     (folder / "state.json").write_text(json.dumps({key: value for key, value in old.items() if value is not None}))
-    with pytest.raises(UserError, match=rf"step_000003 has format {named}, and this version .* format 2 only\. Finish"):
+    with pytest.raises(UserError, match=rf"step_000003 has format {named}, but this version .* only format 2\. Finish"):
         latest_checkpoint(tmp_path)
 
 

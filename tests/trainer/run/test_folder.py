@@ -51,7 +51,7 @@ def test_folder_with_other_files_is_refused(tmp_path):
 
 def test_file_at_the_path_of_the_folder_is_a_user_error(tmp_path):
     (tmp_path / "run").touch()
-    with pytest.raises(UserError, match=r"cannot be made.*run\.folder"):
+    with pytest.raises(UserError, match=r"cannot be created.*run\.folder"):
         RunFolder(tmp_path / "run").make()
 
 

@@ -39,13 +39,13 @@ from agentloop.weights.shelf import SharedWeights
 
 
 class FsdpLearner(BaseLearner):
-    """A `RankLearner`. Every rank makes one, and calls every method with the same arguments."""
+    """A `RankLearner`. Every rank creates one, and calls every method with the same arguments."""
 
     _fuses_head = True
-    """Whether the loss is computed with the log-probabilities, chunk by chunk (`fused_head`)."""
+    """Whether the loss is computed together with the log-probabilities, chunk by chunk (`fused_head`)."""
 
     def __init__(self, config: LearnerConfig) -> None:
-        """Load the models and shard them. Raises `UserError` if the configuration or a model cannot be used."""
+        """Load the models and shard them. Raises `UserError` if the configuration or a model is unusable."""
         super().__init__(config)
         self._models = Models(config, self._device)
         self._sequence = self._models.sequence
@@ -53,7 +53,7 @@ class FsdpLearner(BaseLearner):
         sharing = config.sequence_parallel
         self._rank, self._num_ranks = self._models.mesh.get_rank() // sharing, self._world // sharing
         self.policy = self._models.policy(self._wrap)
-        """The sharded model that is trained; other modules only read it."""
+        """The sharded model in training; read-only for other modules."""
         self._share, self._once = self._models.shares_prefixes, self._models.gathers_once
         self._placement = self._models.place(self.policy)
         self.reference: PackedCausalLM | None = None
@@ -80,7 +80,7 @@ class FsdpLearner(BaseLearner):
         return policy
 
     def _set_costs(self) -> None:
-        """Make the cost model of plans and the FLOPs of metrics."""
+        """Set the cost model of plans and the FLOPs of metrics."""
         hf_config, refines = self.policy.model.config, self.config.refine_costs
         self._flops = ModelFlops.from_config(hf_config)
         is_frozen = self.config.freeze_vision or self.config.lora is not None
@@ -89,7 +89,7 @@ class FsdpLearner(BaseLearner):
         if refines and not self._once:
             raise UserError(
                 "learner.refine_costs measures micro-batches, in which ranks wait for each other unless parameters are "
-                "gathered once. Set learner.gather_once=true, or leave refine_costs out."
+                "gathered once. Set learner.gather_once=true, or omit refine_costs."
             )
         if refines is None:
             refines = self._num_ranks > 1 and self._device.type == "cuda"
@@ -115,7 +115,7 @@ class FsdpLearner(BaseLearner):
         return ModelShape.from_config(self.policy.model.config)
 
     def _update(self, samples: Sequence[Sample], metrics: StepMetrics, *, is_first: bool) -> None:
-        self._clear_gradients()  # an update that failed, for want of memory perhaps, may have left some
+        self._clear_gradients()  # an update that failed, perhaps out of memory, may have left some
         weights = self._objective.weights(samples)
         watch, losses = Stopwatch(self._device), []
         with metrics.phase("forward_backward"):
@@ -135,9 +135,9 @@ class FsdpLearner(BaseLearner):
     def _micro_batch(
         self, samples: Sequence[Sample], row: list[Unit], weights: np.ndarray, *, replays: bool
     ) -> MicroBatch:
-        """Return the tensors of a row; `weights` are those of all samples. `replays`: with the engine's experts."""
+        """Return the tensors of a row; `weights` are of all samples. `replays`: use the engine's experts."""
         chosen, own_weights, units = self._row_samples(samples, row, weights)
-        # If ranks gather parts of the tower from each other, all run it if any does.
+        # If the tower is sharded, all ranks must run it if one does.
         formats = (placed.image.format for sample in samples for placed in sample.images)
         if not replays:
             chosen = [replace(sample, routed=None) for sample in chosen]
@@ -177,7 +177,7 @@ class FsdpLearner(BaseLearner):
     def _backward(self, micro: MicroBatch, metrics: StepMetrics | None, *, is_first: bool) -> Tensor:
         """Add the gradient of a micro-batch; return its share of the loss."""
         tokens = micro.tokens
-        # A rank that has a part of a row may not have whole trajectories.
+        # A rank with a part of a row may have only parts of trajectories.
         if self._fuses_head and (self._objective.is_tokenwise or micro.part is None):
             chunk_loss = partial(self._scaled_loss, tokens)
             loss, logprobs, entropy = self._forward(micro, self.policy, chunk_loss)
@@ -195,7 +195,7 @@ class FsdpLearner(BaseLearner):
             loss, token_metrics = self._objective(logprobs, entropy, tokens)
             (loss * self._loss_scale).backward()
             if self._sequence is not None and self._sequence.rank > 0:
-                # All ranks of the row computed the same loss: its first rank reports it.
+                # All ranks of the row compute the same loss, so only the first reports it.
                 loss, token_metrics, is_first = torch.zeros_like(loss), {}, False
         if metrics is not None:
             metrics.add_tokens(micro.input_ids.numel() if micro.part is None else micro.part.num_tokens, token_metrics)
@@ -223,7 +223,7 @@ class FsdpLearner(BaseLearner):
         self.optimizer.zero_grad(set_to_none=True)
 
     def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """Return the log-probabilities of sampled tokens under the current weights, float32 [num_sampled] a sample."""
+        """Return the log-probabilities of sampled tokens under the current weights, float32 [num_sampled] each."""
         with self._placement.computing():
             return self._score(self.policy, samples, replays=self.config.router_replay)
 
@@ -243,7 +243,7 @@ class FsdpLearner(BaseLearner):
         for row in self._rows(samples, list(range(len(samples)))):
             micro = self._micro_batch(samples, row, np.zeros(len(samples)), replays=replays)
             _, logprobs, _ = self._forward(micro, policy)
-            if micro.part is not None:  # the sum over ranks has the other parts
+            if micro.part is not None:  # the sum over ranks adds the other parts
                 logprobs = logprobs.new_zeros(len(micro.part.tokens)).index_copy_(0, micro.part.places, logprobs)
             indices = [index for unit in row for index in unit.indices]
             ends = np.cumsum([len(result[index]) for index in indices], dtype=np.int64)
@@ -262,14 +262,14 @@ class FsdpLearner(BaseLearner):
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield unsharded parameters in `compute_dtype` under their Hugging Face names, tied ones once.
+        """Yield unsharded parameters in `compute_dtype` under their Hugging Face names, tied parameters once.
 
-        With one rank a tensor may share memory with the learner: copy a tensor to keep it beyond the next `step`.
+        With one rank a tensor may share memory with the learner: copy it to keep it beyond the next `step`.
         """
         for name, parameter in self._published():
-            # An engine may call this in inference mode, in which torch 2.11 gathers no DTensor.
+            # An engine may call this in inference mode, in which torch 2.11 cannot gather DTensors.
             with torch.inference_mode(False), torch.no_grad():
-                # Cast first: ranks then send each other no more than is published.
+                # Cast first, so that ranks exchange only the published precision.
                 weight = parameter.detach().to(self._models.compute_dtype)
                 weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
             yield name, weight
@@ -277,13 +277,13 @@ class FsdpLearner(BaseLearner):
     @torch.inference_mode(False)
     @torch.no_grad()
     def share(self, on_host: bool) -> SharedWeights | None:
-        """Put the weights into shared memory as `RankLearner.share` does; only one rank has a parameter unsharded."""
+        """Share the weights as in `RankLearner.share`; only one rank holds each parameter unsharded."""
         named = self.policy.model.named_parameters()
         sizes = {name: parameter.numel() for name, parameter in named if not lora.is_adapter(name)}
         return self._shelf.fill(self._published(), self._models.compute_dtype, sizes, on_host=on_host)
 
     def _published(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield parameters under the names that engines know; every rank must take all of them."""
+        """Yield parameters under the names that engines know; every rank must consume all of them."""
         yield from lora.merged(self.policy.model, self.policy.model.named_parameters())
 
     def capture(self) -> fsdp_state.LearnerState:
@@ -293,16 +293,16 @@ class FsdpLearner(BaseLearner):
         self._progress = fsdp_state.load(folder, self.policy, self.optimizer)
 
     def load_weights(self, folder: Path) -> None:
-        """Restore the weights of a saved state, without optimizer and progress. Raises `UserError` as `load` does."""
+        """Restore only the weights of a saved state. Raises `UserError` as `load` does."""
         fsdp_state.load_weights(folder, self.policy)
 
     def save_hf(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder; weights are in `save_dtype`."""
+        """Write the model as a Hugging Face folder, with weights in `save_dtype`."""
         fsdp_state.save_hf(folder, self.policy, Path(self.config.model).expanduser(), self.config)
 
 
 def _sum_over_ranks(arrays: list[np.ndarray], device: torch.device) -> None:
-    """Sum arrays over ranks in place; each rank has zeros for what others computed."""
+    """Sum arrays over ranks in place; each rank has zeros for values that other ranks computed."""
     flat = torch.from_numpy(np.concatenate(arrays)).to(device)
     dist.all_reduce(flat)
     ends = np.cumsum([len(array) for array in arrays])

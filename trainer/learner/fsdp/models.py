@@ -21,17 +21,17 @@ from agentloop.trainer.model.packed_lm import PackedCausalLM, load_packed_lm
 
 
 class Models:
-    """Loads the models of one learner as its configuration says, for this rank and its device."""
+    """Loads the models of one learner for this rank and its device."""
 
     compute_dtype: torch.dtype
     padded: bool
     """Whether attention or recurrent layers need the padded layout of rows."""
     shares_prefixes: bool
-    """Whether the prompt of a group is in a row once."""
+    """Whether the prompt of a group is only once in a row."""
     gathers_once: bool
-    """Whether parameters are gathered once a mini-batch, rather than each layer when it runs."""
+    """Whether parameters are gathered once per mini-batch, not layer by layer."""
     offload: str
-    """The value of `learner.offload`; "off" without a GPU."""
+    """Value of `learner.offload`; "off" without a GPU."""
 
     def __init__(self, config: LearnerConfig, device: torch.device) -> None:
         self._config, self._device = config, device
@@ -46,8 +46,8 @@ class Models:
     def policy(self, wrap: Callable[[PackedCausalLM], PackedCausalLM]) -> PackedCausalLM:
         """Return the model to train, checked and on the device, but not yet placed.
 
-        `wrap` may give the checked model another head. Raises `UserError` if the configuration or the model cannot be
-        used.
+        `wrap` may replace the head of the checked model. Raises `UserError` if the configuration or the model is
+        unusable.
         """
         config = self._config
         compiled = self._device.type == "cuda" if config.compile_layers is None else config.compile_layers
@@ -74,7 +74,7 @@ class Models:
         return policy.to(self._device)
 
     def reference(self) -> PackedCausalLM:
-        """Return the frozen reference model on the device, but not yet placed. It is loaded after the policy."""
+        """Return the frozen reference model on the device, but not yet placed. Call it after `policy`."""
         config = self._config
         folder = Path(config.reference or config.model).expanduser()
         key = "learner.reference" if config.reference else "learner.model"
@@ -100,7 +100,7 @@ class Models:
         lora.add_adapters(policy.model, layers, config.lora, getattr(torch, config.param_dtype), config.seed)
 
     def _check(self, policy: PackedCausalLM) -> None:
-        """Check a model before it is sharded: each rank has all of it and need not wait for others."""
+        """Check a model before it is sharded, while each rank has all of it and need not wait for others."""
         if packing_check.NAME not in self._config.skip_checks:
             packing_check.check(policy, shares_prefixes=self.shares_prefixes, sequence=self.sequence)
 
@@ -109,12 +109,12 @@ class Models:
         if setting and policy.has_sliding_window:
             raise UserError(
                 "learner.share_prefixes is true, but this model has sliding-window layers, which cannot share a "
-                "prompt. Leave share_prefixes out."
+                "prompt. Omit share_prefixes."
             )
         if setting and policy.recurrent.any:
             raise UserError(
                 "learner.share_prefixes is true, but this model has recurrent layers, whose state cannot be shared "
-                "between sequences. Leave share_prefixes out."
+                "between sequences. Omit share_prefixes."
             )
         can_share = not (policy.has_sliding_window or policy.recurrent.any)
         return can_share and (self._kernel != "sdpa" if setting is None else setting)
@@ -122,14 +122,14 @@ class Models:
     def _decide_gathering(self, policy: PackedCausalLM) -> bool:
         config = self._config
         if self.offload == "all" and config.gather_once:
-            raise UserError("learner.offload=all moves layers to the device one by one. Leave gather_once out.")
+            raise UserError("learner.offload=all copies layers to the device one at a time. Omit gather_once.")
         once = config.gather_once
         if once is None and self.offload != "all":
             once = self.mesh.size() == 1 or fits_unsharded(policy, self._device, self.compute_dtype)
         if config.checkpointing == "sparse" and not once:
             raise UserError(
-                "learner.checkpointing=sparse needs parameters that are gathered once a mini-batch "
-                "(learner.gather_once), because it computes layers again out of their order. "
+                "learner.checkpointing=sparse needs parameters that are gathered once per mini-batch "
+                "(learner.gather_once), because it recomputes layers out of order. "
                 "Set learner.checkpointing=full."
             )
         return bool(once)

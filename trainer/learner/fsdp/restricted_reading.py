@@ -1,4 +1,4 @@
-"""Reading what torch's distributed checkpoint wrote without running what a file names: it reads with plain pickle."""
+"""Read torch's distributed checkpoints safely: torch itself unpickles them, which can run code in a file."""
 
 from __future__ import annotations
 
@@ -42,33 +42,34 @@ _ADMITTED = {
         torch.Size,
     )
 } | {(module, "PosixPath"): PosixPath for module in ("pathlib", "pathlib._local")}
-"""What `.metadata` may name, besides dtypes. Newer Pythons call the module of paths `pathlib._local`."""
+"""Objects that `.metadata` may name, besides dtypes. Newer Python versions call the module of paths
+`pathlib._local`."""
 
 
 class RestrictedReader(FileSystemReader):
-    """Reads a saved state whose `.metadata` names nothing but the classes of a checkpoint."""
+    """Reads a saved state whose `.metadata` names only classes of a checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the metadata. Raises `UserError` if it is not that of a checkpoint, `OSError` if it is not there."""
+        """Read the metadata. Raises `UserError` if it is not from a checkpoint, and `OSError` if it is missing."""
         super().__init__(folder)
         self._metadata = _read_metadata(folder / ".metadata")
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Return the metadata of all ranks: saving with collectives writes no other."""
+        """Return the metadata of all ranks, the only metadata of checkpoints that are saved with collectives."""
         return self._metadata
 
 
 class RestrictedPlanner(DefaultLoadPlanner):
-    """Reads values that are no tensors, such as learning rates, with `weights_only`."""
+    """Reads values other than tensors, such as learning rates, with `weights_only`."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put a value into the state. Raises `UserError` if it names anything but plain data and tensors."""
+        """Put a value into the state. Raises `UserError` if it contains more than plain data and tensors."""
         name = read_item.dest_index.fqn
         try:
             plain = torch.load(value, weights_only=True)
-        except Exception as error:  # what is no plain data may raise anything
-            raise _refusal(f"the value of {name} in a saved state", "it holds more than plain data") from error
-        # The base class reads with plain pickle: it gets what was just written here.
+        except Exception as error:  # malformed data may raise anything
+            raise _refusal(f"the value of {name} in a saved state", "it contains more than plain data") from error
+        # The base class unpickles, so it gets a copy that was just written here.
         copy = io.BytesIO()
         torch.save(plain, copy)
         copy.seek(0)
@@ -89,7 +90,7 @@ def _read_metadata(file: Path) -> Metadata:
     with file.open("rb") as stream:
         try:
             metadata = _Unpickler(stream).load()
-        except Exception as error:  # what is no pickle may raise anything
+        except Exception as error:  # malformed pickles may raise anything
             raise _refusal(str(file), raised(error)) from error
     if not isinstance(metadata, Metadata):
         raise _refusal(str(file), f"it is a {type(metadata).__name__}")
@@ -98,6 +99,6 @@ def _read_metadata(file: Path) -> Metadata:
 
 def _refusal(what: str, why: str) -> UserError:
     return UserError(
-        f"Not read: {what} is not what a learner saves: {why}. Nothing in it was run. Resume or export from "
+        f"{what} was not saved by a learner: {why}. It was not read, and no code in it was run. Resume or export from "
         "a folder that a run wrote, and only from folders that you trust."
     )

@@ -13,7 +13,7 @@ from agentloop.trainer.model.packed_lm import PackedCausalLM
 
 
 class ShardedModel:
-    """Gathers the parameters of each layer when it runs, or, with `gather_once`, all of them once a mini-batch."""
+    """Gathers the parameters of each layer when it runs, or, with `gather_once`, all of them once per mini-batch."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class ShardedModel:
     ) -> None:
         """Shard `policy` in place over the last dimension of the mesh, and replicate it over the first of two.
 
-        `offload` keeps shards and gradients on the host.
+        `offload` keeps shards and gradients in host memory.
         """
         self._root = policy
         self._once = gather_once
@@ -49,7 +49,7 @@ class ShardedModel:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Return all parameters to their shards afterwards, even if no backward did so."""
+        """Reshard all parameters afterwards, even without a backward pass."""
         try:
             yield
         finally:
@@ -57,7 +57,7 @@ class ShardedModel:
                 unit.reshard()
 
     def before_backward(self, *, is_last: bool) -> None:
-        """Let only the last backward of a mini-batch sum gradients over ranks and free parameters."""
+        """Sum gradients over ranks and free parameters only in the last backward pass of a mini-batch."""
         if self._once:
             root = self._units[-1]
             root.set_requires_gradient_sync(is_last)
@@ -66,7 +66,7 @@ class ShardedModel:
 
 
 def fits_unsharded(policy: PackedCausalLM, device: torch.device, compute_dtype: torch.dtype) -> bool:
-    """Return whether a device may hold all parameters and float32 gradients beside its shards."""
+    """Return whether all parameters and their float32 gradients fit in a quarter of the device memory."""
     if device.type != "cuda":
         return False
     size = sum(p.numel() * (compute_dtype.itemsize + 4 * p.requires_grad) for p in policy.parameters())

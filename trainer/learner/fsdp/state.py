@@ -1,4 +1,4 @@
-"""Saving and restoring an FSDP learner: its exact state for a resume, and Hugging Face folders."""
+"""Save and restore an FSDP learner: its exact state for a resume, and Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from agentloop.trainer.model import lora, peft_format
 from agentloop.trainer.model.packed_lm import PackedCausalLM
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""Frozen parameters are not saved: they are in the folder of the model."""
+"""Frozen parameters are not saved, because they are in the folder of the model."""
 
 
 class LearnerState:
-    """A copy of everything that a resume needs: training may continue while it is written."""
+    """A copy of all state that a resume needs, so that training can continue while it is written."""
 
     def __init__(self, policy: PackedCausalLM, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-        """Copy the parameters and optimizer state of this rank's shards to the memory of the host."""
+        """Copy the parameters and optimizer state of this rank's shards to host memory."""
         _initialize_state(optimizer)
         model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
-        # A copy of plain tensors: pinned and shared memory would stay allocated between checkpoints.
+        # Copy to plain tensors: pinned and shared memory would stay allocated between checkpoints.
         options = StagingOptions(
             use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
         )
@@ -58,7 +58,7 @@ class LearnerState:
         self._group = group_for_saving()
 
     def write(self, folder: Path) -> None:
-        """Write `folder` atomically. Every rank calls this, in any thread."""
+        """Write `folder` atomically. Every rank must call this, in any thread."""
         with naming_full_disk(folder), Together(folder, self._group) as (target, is_first):
             save_checkpoint(self._state, checkpoint_id=target, process_group=self._group)
             torch.save(self._random_state, target / f"random-{dist.get_rank()}.pt")
@@ -67,7 +67,7 @@ class LearnerState:
 
 
 def load(folder: Path, policy: PackedCausalLM, optimizer: torch.optim.Optimizer) -> Progress:
-    """Restore a saved state. Raises `UserError` if the folder does not have one, or one of another model."""
+    """Restore a saved state. Raises `UserError` if the folder has none, or the state of another model."""
     progress = Progress.read(folder)
     _initialize_state(optimizer)
     model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
@@ -83,16 +83,16 @@ def load(folder: Path, policy: PackedCausalLM, optimizer: torch.optim.Optimizer)
 
 
 def _initialize_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters without optimizer state the state that they have before their first update.
+    """Initialise missing optimizer state of parameters as before their first update.
 
-    No update was made yet, or these parameters had no gradient, such as a vision tower without images. torch makes a
-    missing state too, but only if all are missing, and it counts that as a step.
+    It is missing before the first update, and for parameters without gradients, such as a vision tower without images.
+    torch itself initialises the state only if all of it is missing, and counts that as a step.
     """
     every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     new = [parameter for parameter in every if parameter not in optimizer.state]
     if not new:
         return
-    gradients = [parameter.grad for parameter in every]  # an update may have begun
+    gradients = [parameter.grad for parameter in every]  # an update may be in progress
     for parameter in every:
         parameter.grad = None
     for parameter in new:
@@ -110,7 +110,7 @@ def _initialize_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def load_weights(folder: Path, policy: PackedCausalLM) -> None:
-    """Restore the weights of a saved state alone, of any number of ranks. Raises `UserError` as `load` does."""
+    """Restore only the weights of a state, saved by any number of ranks. Raises `UserError` as `load` does."""
     Progress.read(folder)
     state: dict[str, Any] = {"model": get_model_state_dict(policy, options=_TRAINED)}
     _read(state, folder)
@@ -133,7 +133,7 @@ def _read(state: dict[str, Any], folder: Path) -> None:
 def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerConfig) -> None:
     """Write weights in `save_dtype`, config, and copies of the tokenizer and chat templates of `source`.
 
-    Adapters are merged into the weights, and written by themselves to a folder `adapter`.
+    Adapters are merged into the weights, and also written separately to a folder `adapter`.
     """
     state = policy.model.state_dict()
     dtype = saved_dtype(source, config.save_dtype)
@@ -149,7 +149,7 @@ def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerC
 
 
 def _gathered(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Gather weights on all ranks; only the first keeps them, off the device."""
+    """Gather weights on all ranks; only the first keeps them, in host memory."""
     full: dict[str, torch.Tensor] = {}
     for name, value in weights:
         tensor = value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,8 +1,8 @@
 """A model that one rank holds unsharded: mixed precision as in FSDP2, without FSDP's copies.
 
-The optimizer's parameters stay in `param_dtype`. While a mini-batch is computed, the modules have copies of them in
-`compute_dtype`, cast once. The gradient of a copy is added to that of its parameter in the parameter's precision. The
-numbers equal those of FSDP2's mixed precision on one rank, bit for bit.
+The optimizer's parameters stay in `param_dtype`. During a mini-batch the modules use copies in `compute_dtype`, cast
+once. The gradient of a copy is added to the gradient of its parameter, in the parameter's precision. Results are equal,
+bit for bit, to FSDP2's mixed precision on one rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class UnshardedModel:
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype) -> None:
         self._slots: list[tuple[nn.Module, str, nn.Parameter]] = []
-        """Module, name and parameter of each place; tied parameters have several."""
+        """(module, name, parameter) of each use of a parameter; tied parameters have several."""
         self._copies: dict[nn.Parameter, nn.Parameter] = {}
         for owner in module.modules():
             for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
@@ -30,7 +30,7 @@ class UnshardedModel:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Let the module compute with its copies, which take memory only here."""
+        """Use the copies inside this block; they take memory only here."""
         copies = list(self._copies.values())
         for copy in copies:
             copy.untyped_storage().resize_(copy.numel() * copy.element_size())
@@ -48,7 +48,7 @@ class UnshardedModel:
                 copy.untyped_storage().resize_(0)
 
     def before_backward(self, *, is_last: bool) -> None:
-        """Do nothing: there are no other ranks."""
+        """Do nothing, because there are no other ranks."""
 
 
 def _copy_of(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:

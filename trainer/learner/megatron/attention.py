@@ -1,8 +1,8 @@
 """Core attention for Megatron's layers over packed rows, which megatron-core lacks without TransformerEngine.
 
 With context parallelism a rank has a slice of the row with all heads. For attention, ranks exchange tokens for heads,
-so that each has the whole row and some of the heads (DeepSpeed-Ulysses, arXiv 2309.14509). Every kernel then works
-unchanged, and ranks have equal work whatever the lengths of the sequences.
+so that each has the whole row and some of the heads (DeepSpeed-Ulysses, arXiv 2309.14509). All kernels then work
+unchanged, and ranks have equal work regardless of sequence lengths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentloop.trainer.model.attention.packed import PackedRow, packed_attention
 
 @dataclass
 class RowParams(PackedSeqParams):
-    """A row on its way through Megatron's layers, which treat it as one long sequence with its own rotary angles."""
+    """Arguments of a row for Megatron's layers, which treat it as one long sequence with its own rotary angles."""
 
     qkv_format: str = "sbhd"
     row: PackedRow | None = None

@@ -51,7 +51,7 @@ class Head:
         """Return the loss, the log-probabilities, their tokens, and metrics of these tokens.
 
         If the loss needs whole sequences, ranks with slices of a row exchange log-probabilities, and each computes the
-        loss of the row.
+        loss of the whole row.
         """
         if objective.is_tokenwise or self._ranks.context == 1:
             tokens = micro.tokens.rows(micro.own)
@@ -76,7 +76,7 @@ class Head:
     def _chosen(self, hidden: Tensor, micro: RankMicroBatch) -> Tensor:
         """Return the states that predict this rank's trained tokens, [own trained tokens, hidden].
 
-        In the backward, each rank has the gradient of its part of the vocabulary; dividing the tokens again sums them.
+        In the backward pass each rank has the gradient of its part of the vocabulary; scattering the tokens sums them.
         """
         if self._ranks.tensor > 1:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
@@ -91,9 +91,9 @@ def _of_the_row(part: Tensor, micro: RankMicroBatch, ranks: Ranks) -> Tensor:
 
 
 class _FromSlices(torch.autograd.Function):
-    """Gathers values of the tokens of all slices.
+    """Gathers the token values of all slices.
 
-    Every rank computes the same loss of them, so each keeps the gradient of its own part.
+    Every rank computes the same loss from them, so each keeps the gradient of its own slice.
     """
 
     @staticmethod

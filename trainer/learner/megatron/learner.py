@@ -41,19 +41,19 @@ Rows = list[list[Unit]]
 
 
 class MegatronLearner(BaseLearner):
-    """A `RankLearner`. Every rank makes one, and calls every method with the same arguments."""
+    """A `RankLearner`. Every rank creates one, and calls every method with the same arguments."""
 
     def __init__(self, config: LearnerConfig) -> None:
         """Load this rank's part of the model.
 
-        Raises `UserError` if the configuration, the layout or the model cannot be used: before loading, except for
-        errors in the weights.
+        Raises `UserError` if the configuration, the layout or the model is unusable; before loading, except for errors
+        in the weights.
         """
         super().__init__(config)
         if config.param_dtype != "float32":
             raise UserError(
                 f"learner.backend=megatron trains float32 parameters, not learner.param_dtype={config.param_dtype}. "
-                "Leave learner.param_dtype out."
+                "Omit learner.param_dtype."
             )
         hf_config = _hf_config(Path(config.model).expanduser())
         shape = ModelShape.from_config(hf_config)
@@ -105,7 +105,7 @@ class MegatronLearner(BaseLearner):
 
     @property
     def _counts(self) -> bool:
-        """Whether this rank reports its losses and metrics, rather than another with the same ones."""
+        """Whether this rank, among those with equal losses and metrics, reports them."""
         return self._ranks.reports and (self._objective.is_tokenwise or self._ranks.context_rank == 0)
 
     def _run(
@@ -118,10 +118,10 @@ class MegatronLearner(BaseLearner):
         *,
         forward_only: bool = False,
     ) -> None:
-        """Run all micro-batches through all stages. On the last, `visit` gets hidden states and returns the loss."""
+        """Run all micro-batches through all stages. On the last stage `visit` maps hidden states to the loss."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        if len(pieces) > 1:  # interleaved stages take micro-batches in groups, one for each stage
+        if len(pieces) > 1:  # interleaved stages need a multiple of the number of stages
             rows = rows + [[]] * (-len(rows) % self._ranks.pipeline)
 
         def forward(data: Iterator[list[Unit]], model: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
@@ -129,7 +129,7 @@ class MegatronLearner(BaseLearner):
             micro = self._micro(samples, row, weights)
 
             def loss_of(hidden: Tensor) -> tuple[Tensor, Tensor, None]:
-                # Megatron divides by the count of tokens; their weights have done that already.
+                # Megatron divides by the number of tokens, which the token weights have already done.
                 return visit(hidden, micro, row), torch.ones((), dtype=torch.int, device=self._device), None
 
             return model(micro.input_ids, micro.positions, micro.row), loss_of
@@ -145,7 +145,7 @@ class MegatronLearner(BaseLearner):
         )
 
     def _micro(self, samples: Sequence[Sample], row: list[Unit], weights: np.ndarray) -> RankMicroBatch:
-        """Return the tensors of a row; `weights` are those of all samples."""
+        """Return the tensors of a row; `weights` has the weights of all samples."""
         chosen, own_weights, units = self._row_samples(samples, row, weights)
         return RankMicroBatch.of(chosen, own_weights, units, self._device, self._ranks, self._kernel, self._masks)
 
@@ -177,7 +177,7 @@ class MegatronLearner(BaseLearner):
         self._training.clear()
 
     def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """Return the log-probabilities of sampled tokens under the current weights, float32 [num_sampled] a sample."""
+        """Return the log-probabilities of sampled tokens under the current weights, float32 [num_sampled] each."""
         return self._logprobs_of(self.model, samples)
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
@@ -221,7 +221,7 @@ class MegatronLearner(BaseLearner):
     @torch.inference_mode(False)
     @torch.no_grad()
     def share(self, on_host: bool) -> SharedWeights | None:
-        """Put the weights into shared memory as `RankLearner.share` does, unsharding a layer at a time on all ranks."""
+        """Put the weights into shared memory as in `RankLearner.share`, unsharding one layer at a time on all ranks."""
         sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
         return self._shelf.fill(self.weights(), self._compute_dtype, sizes, on_host=on_host)
 
@@ -229,11 +229,11 @@ class MegatronLearner(BaseLearner):
         return state.MegatronState(self.model, self._training, self._progress, self._ranks)
 
     def load(self, folder: Path) -> None:
-        """Restore a saved state; the layout of ranks must be that of the save."""
+        """Restore a saved state; the layout of ranks must be the one that saved it."""
         self._progress = state.load(folder, self.model, self._training, self._ranks)
 
     def save_hf(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder; weights are in `save_dtype`."""
+        """Write the model as a Hugging Face folder, with weights in `save_dtype`."""
         state.save_hf(folder, self.weights(), Path(self.config.model).expanduser(), self.config.save_dtype)
 
 

@@ -1,4 +1,4 @@
-"""One micro-batch on one rank: the whole row for attention, and this context rank's slice for everything else."""
+"""One micro-batch on one rank: the whole row for attention, and the slice of this context rank for everything else."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class RankMicroBatch:
     """Position of each token in its sequence, int64 [1, tokens of the slice]."""
     row: RowParams
     own: slice
-    """Trained tokens of the row that this slice predicts."""
+    """Range of the row's trained tokens that this slice predicts."""
     places: Tensor
-    """Position in the slice of the token that predicts each trained one, int64 [own trained tokens]."""
+    """Position in the slice of the token that predicts each trained token, int64 [own trained tokens]."""
     targets: Tensor
     """Ids of the trained tokens, int64 [own trained tokens]."""
     tokens: TrainedTokens
     """Trained tokens of the whole row."""
     num_tokens: int
-    """Tokens of the row without padding."""
+    """Number of tokens of the row without padding."""
     allowed: AllowedTokens | None = None
     """Masks of the constrained among the own trained tokens."""
 
@@ -54,7 +54,7 @@ class RankMicroBatch:
     ) -> RankMicroBatch:
         """Pack samples; `weights` has the weight of each sampled token of a sample.
 
-        A sequence without trained tokens pads the row until all ranks have equally many tokens.
+        A sequence without trained tokens pads the row until all ranks have the same number of tokens.
         """
         num_tokens = sum(unit.num_tokens for unit in units)
         if missing := -num_tokens % (ranks.context * ranks.tensor):
@@ -66,7 +66,7 @@ class RankMicroBatch:
         here = slice(ranks.context_rank * size, (ranks.context_rank + 1) * size)
         own = slice(0, len(whole.positions))
         if ranks.context > 1:
-            # Without shared prefixes the trained tokens are in the order of the row.
+            # Without shared prefixes, trained tokens are in the order of the row.
             first, last = torch.searchsorted(whole.positions, torch.tensor([here.start, here.stop], device=device))
             own = slice(int(first), int(last))
         return cls(

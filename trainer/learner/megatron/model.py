@@ -26,11 +26,11 @@ from agentloop.trainer.sizing.layouts import Layout
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 _ROPE = ("default", "linear", "llama3")
-"""Kinds of rotary embedding that only change the angles."""
+"""Types of rotary embedding that change only the angles."""
 
 
 class RmsNorm(nn.RMSNorm):
-    """A norm with Megatron's constructor. Ranks that divide the tokens of a row sum its gradient."""
+    """A norm with Megatron's constructor. Ranks that split the tokens of a row sum its gradient."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(hidden_size, eps, dtype=config.params_dtype, device=torch.cuda.current_device())
@@ -78,7 +78,7 @@ class Stage(nn.ModuleList):
 
 
 def check_supported(hf_config: Any) -> None:
-    """Check that the backend supports a model. Raises `UserError` if it does not."""
+    """Raise `UserError` if the backend does not support a model."""
     kind = hf_config.model_type
     if kind not in SUPPORTED:
         raise UserError(
@@ -130,10 +130,10 @@ def transformer_config(hf_config: Any, layout: Layout, dtype: torch.dtype) -> Tr
         sequence_parallel=layout.tensor > 1,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
-        # Token weights are normalized over the whole mini-batch: gradients are summed and not divided.
+        # Token weights are normalized over the whole mini-batch, so gradients are summed, not averaged.
         calculate_per_token_loss=True,
         deallocate_pipeline_outputs=True,
-        # Interleaved stages send both ways at once; in one batch, two stages would confuse the two messages.
+        # Interleaved stages send in both directions at once; in one batch, two stages would confuse the messages.
         overlap_p2p_comm=layout.virtual > 1,
         batch_p2p_comm=layout.virtual == 1,
         # These options need compiled extensions, or an optimizer that owns the gradients.
@@ -158,14 +158,14 @@ def _recomputation(layout: Layout) -> dict[str, Any]:
 def _experts(hf_config: Any) -> dict[str, Any]:
     if hf_config.model_type != "qwen3_moe":
         return {}
-    # Without TransformerEngine, megatron-core 0.16 compares this with None but never sets it.
+    # Without TransformerEngine, megatron-core 0.16 compares this with None but does not define it.
     moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
     return {
         "num_moe_experts": hf_config.num_experts,
         "moe_ffn_hidden_size": hf_config.moe_intermediate_size,
         "moe_router_topk": hf_config.num_experts_per_tok,
         "moe_router_load_balancing_type": "none",
-        # The softmax over the chosen experts equals that over all, normalized over the chosen ones.
+        # The softmax over the chosen experts equals the softmax over all, normalized over the chosen experts.
         "moe_router_pre_softmax": not hf_config.norm_topk_prob,
         "moe_router_dtype": "fp32",
     }

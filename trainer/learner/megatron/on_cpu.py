@@ -1,7 +1,7 @@
 """megatron-core on ranks without CUDA, although its code names "cuda" for the device of the model.
 
-Inside `on_device` these calls get the CPU, streams do nothing, and no random states of devices are kept, because the
-learner has no dropout. So any machine can test layouts with gloo and the code that runs on GPUs.
+Inside `on_device` these calls get the CPU, streams do nothing, and random states of devices are ignored, because the
+learner has no dropout. So any machine can test layouts with gloo, using the code that runs on GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def on_device(device: torch.device) -> Iterator[None]:
 
 
 class _CpuForCuda(TorchFunctionMode):
-    """Makes tensors on the CPU instead of CUDA, and reports them as CUDA tensors."""
+    """Creates tensors on the CPU instead of CUDA, and reports them as CUDA tensors."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -54,7 +54,7 @@ class _CpuForCuda(TorchFunctionMode):
 
 
 class _Stream:
-    """A stream or event that does nothing, because a CPU runs operations in their order."""
+    """A stream or event that does nothing, because a CPU runs operations in order."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The part of the model and of the batch that this rank has."""
+"""The position of this rank in the parallel layout, which determines its part of the model and of the batch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agentloop.trainer.sizing.layouts import Layout
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Ranks:
-    """Sizes of megatron-core's groups, and this rank's place in each."""
+    """Sizes of megatron-core's groups, and the index of this rank in each."""
 
     tensor: int
     tensor_rank: int
     pipeline: int
     stage: int
     pieces: int
-    """Pieces of the model on this rank: piece p of stage s is number p * stages + s of all."""
+    """Number of model pieces on this rank; piece p of stage s has index p * stages + s among all."""
     context: int
     context_rank: int
     expert: int
@@ -38,12 +38,12 @@ class Ranks:
 
     @property
     def reports(self) -> bool:
-        """Whether this rank, of those that compute the loss of the same tokens, reports it."""
+        """Whether this rank, among those that compute the loss of the same tokens, reports it."""
         return self.is_last_stage and self.tensor_rank == 0
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> Ranks:
-        """Make the groups, and the process group if there is none."""
+        """Create the groups, and the process group if there is none."""
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 

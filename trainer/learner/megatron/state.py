@@ -1,4 +1,4 @@
-"""Saving and restoring a Megatron learner: each rank its own part for a resume, and Hugging Face folders."""
+"""Save and restore a Megatron learner: the state of each rank for a resume, and Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _LAYOUT = "layout.json"
 
 
 class MegatronState:
-    """A copy of everything that a resume needs: training may continue while it is written."""
+    """A copy of all state that a resume needs, so that training can continue while it is written."""
 
     def __init__(self, model: nn.Module, training: Training, progress: Progress, ranks: Ranks) -> None:
-        """Copy this rank's state to the memory of the host."""
+        """Copy this rank's state to host memory."""
         self._state = _on_host(_own_state(model, training))
         self._state["random"] = random_state()
         self._progress = replace(progress)
@@ -46,7 +46,7 @@ class MegatronState:
         self._group = group_for_saving()
 
     def write(self, folder: Path) -> None:
-        """Write `folder` atomically. Every rank calls this, in any thread."""
+        """Write `folder` atomically. Every rank must call this, in any thread."""
         with naming_full_disk(folder), Together(folder, self._group) as (target, is_first):
             torch.save(self._state, target / _file())
             if is_first:
@@ -61,7 +61,7 @@ def load(folder: Path, model: nn.Module, training: Training, ranks: Ranks) -> Pr
         layout = json.loads((folder / _LAYOUT).read_text())
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{folder} does not hold the state of a megatron learner: {error}. Give a folder that save wrote with "
+            f"{folder} does not contain the state of a megatron learner: {error}. Use a folder that save wrote with "
             "learner.backend=megatron."
         ) from error
     if layout != _layout(ranks):
@@ -84,7 +84,7 @@ def save_hf(folder: Path, weights: Iterable[tuple[str, Tensor]], source: Path, w
             write_model_config(source, target, dtype)
             copy_model_extras(source, target)
         else:
-            deque(weights, maxlen=0)  # every rank takes part in gathering
+            deque(weights, maxlen=0)  # every rank must take part in gathering
 
 
 def _own_state(model: nn.Module, training: Training) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _restore(saved: dict[str, Any], model: nn.Module, training: Training, folder
 
 
 def _on_host(value: Any) -> Any:
-    """Copy the tensors in nested lists and dictionaries to the host."""
+    """Copy the tensors in nested lists and dictionaries to host memory."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

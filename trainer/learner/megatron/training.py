@@ -1,4 +1,4 @@
-"""The gradient buffers and the distributed optimizer of megatron-core for a model."""
+"""Gradient buffers and distributed optimizer of megatron-core for a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentloop.trainer.learner.megatron.model import Stage
 
 
 class Training:
-    """Gradients and optimizer of a model. AdamW's float32 parameters are sharded over ranks with the same weights."""
+    """Gradients and optimizer of a model. Ranks that hold the same weights shard AdamW's float32 parameters."""
 
     def __init__(self, model: Stage, config: LearnerConfig) -> None:
         self._clip = config.grad_clip
@@ -48,7 +48,7 @@ class Training:
         return float(self._optimizer.get_grad_norm())
 
     def step(self, lr: float) -> None:
-        """Clip the gradient and change the parameters on all ranks."""
+        """Clip the gradient and update the parameters on all ranks."""
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
@@ -72,11 +72,11 @@ class Training:
 
     @property
     def inner(self) -> list[torch.optim.Optimizer]:
-        """Optimizers of this rank's shards: that of dense parameters, and that of experts."""
+        """Optimizers of this rank's shards: one for dense parameters, one for experts."""
         chained = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
         return [part.optimizer for part in chained if part.optimizer is not None]
 
 
 def _finalize(models: list[nn.Module], num_tokens: Any = None, **options: Any) -> None:
-    """Sum gradients over ranks without a division: token weights are normalized over the whole mini-batch."""
+    """Sum gradients over ranks without averaging, because token weights are normalized over the whole mini-batch."""
     finalize_model_grads(models, None, **options)

@@ -1,6 +1,6 @@
-"""The softmax of the LM head if ranks divide the vocabulary: a merge of a few numbers a token.
+"""The softmax of the LM head if ranks split the vocabulary: it merges a few numbers per token.
 
-With l_i, h_i the log-sum-exp and entropy of rank i's logits alone and w_i = exp(l_i - l):
+With l_i, h_i the log-sum-exp and entropy of rank i's logits and w_i = exp(l_i - l):
     l = log sum_i exp l_i,  entropy = sum_i w_i (h_i + l - l_i)
 The gradient of a rank's logits needs only these (`kernels.softmax`), so ranks never send logits.
 """
@@ -20,7 +20,7 @@ class VocabularyShard:
     """Replaces the module `kernels.softmax` for logits of this rank's part of the vocabulary."""
 
     def __init__(self, group: dist.ProcessGroup, size: int) -> None:
-        """`size` is the number of tokens of the vocabulary on each rank."""
+        """Set the group; `size` is the number of vocabulary tokens on each rank."""
         self._group = group
         self._size = size
         self._start = dist.get_rank(group) * size
@@ -28,7 +28,7 @@ class VocabularyShard:
     def statistics(
         self, logits: Tensor, targets: Tensor, inverse_temperature: float, allowed: AllowedTokens | None = None
     ) -> Statistics:
-        """Return the statistics over the whole vocabulary, whose ids `targets` are; `logits` are [num_tokens, size]."""
+        """Return the statistics over the whole vocabulary; `targets` are its ids, `logits` are [num_tokens, size]."""
         local = self._local(targets)
         part = softmax.statistics(logits, local.clamp(min=0), inverse_temperature, self._own(allowed))
         target = torch.where(local >= 0, part.logprob + part.lse, 0.0)
@@ -59,6 +59,6 @@ class VocabularyShard:
         return None if allowed is None else allowed.part(self._start)
 
     def _local(self, targets: Tensor) -> Tensor:
-        """Return ids relative to this rank's first one, and -1 for those of other ranks."""
+        """Return ids relative to this rank's first id; -1 for ids of other ranks."""
         local = targets - self._start
         return torch.where((local >= 0) & (local < self._size), local, -1)

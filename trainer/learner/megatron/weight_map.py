@@ -1,7 +1,7 @@
-"""The map between the weights of Hugging Face and Megatron, and how ranks divide them. It is exact both ways.
+"""Mapping between weights of Hugging Face and Megatron, and their split over ranks; exact in both directions.
 
-A rule turns the tensors of one Hugging Face group into one tensor of Megatron (`shard`, for one rank of several), and
-the shards of all ranks into the group again (`whole`).
+A rule converts a group of Hugging Face tensors to one rank's shard of a Megatron tensor (`shard`), and the shards of
+all ranks back to the group (`whole`).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from agentloop.trainer.sizing.model_shape import ModelShape
 
 
 class Rule(Protocol):
-    """How a group of Hugging Face tensors becomes one tensor of Megatron, and back."""
+    """Conversion between a group of Hugging Face tensors and one tensor of Megatron."""
 
     @property
     def divides(self) -> bool:
-        """Whether each tensor-parallel rank has a part."""
+        """Whether tensor-parallel ranks split the tensor."""
         ...
 
     def shard(self, parts: Sequence[Tensor], rank: int, ranks: int) -> Tensor:
-        """Return the part of one rank."""
+        """Return the shard of one rank."""
         ...
 
     def whole(self, shards: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors from which `shard` made these parts; they are those of all ranks in order."""
+        """Return the tensors that `shard` split; `shards` has the shards of all ranks in order."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class Same:
-    """One tensor, of which every rank has all."""
+    """One tensor that every rank holds whole."""
 
     divides: bool = False
 
@@ -48,7 +48,7 @@ class Same:
 
 @dataclass(slots=True, frozen=True)
 class Split:
-    """One tensor, divided along a dimension."""
+    """One tensor, split along a dimension."""
 
     dim: int
     divides: bool = True
@@ -62,7 +62,7 @@ class Split:
 
 @dataclass(slots=True, frozen=True)
 class Stacked:
-    """Tensors of one size, each divided along its rows: a rank has its rows of the first, then of the second."""
+    """Tensors of equal size, each split by rows: a rank has its rows of the first, then of the second."""
 
     count: int
     divides: bool = True
@@ -77,7 +77,7 @@ class Stacked:
 
 @dataclass(slots=True, frozen=True)
 class Attention:
-    """Queries, keys and values: the rows of a group's queries, then its keys, then its values. Ranks divide groups."""
+    """Queries, keys and values: per group the rows of its queries, then keys, then values. Ranks split the groups."""
 
     groups: int
     queries_per_group: int
@@ -102,7 +102,7 @@ class Entry:
     theirs: tuple[str, ...]
     rule: Rule
     expert: int | None = None
-    """Number of the expert, if the tensor is part of one; expert-parallel ranks divide whole experts."""
+    """Index of the expert, if the tensor belongs to one; expert-parallel ranks hold whole experts."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -116,7 +116,7 @@ class Block:
 def blocks(shape: ModelShape, stages: int, pieces: int, *, qkv_bias: bool, num_local_experts: int) -> list[Block]:
     """Return the blocks of a model in the order of its layers, tied weights once.
 
-    Each stage has `pieces` pieces of the model, in turns.
+    Each stage has `pieces` pieces of the model, which are assigned round-robin.
     """
     per_piece = shape.layers // (stages * pieces)
     found = [Block(0, (Entry("0.embedding.word_embeddings.weight", ("model.embed_tokens.weight",), Split(0)),))]
@@ -132,7 +132,7 @@ def blocks(shape: ModelShape, stages: int, pieces: int, *, qkv_bias: bool, num_l
 
 
 def tied_head(pieces: int) -> Entry:
-    """Return the entry for the copy of a tied embedding that the last of several stages has."""
+    """Return the entry for the copy of a tied embedding on the last of several stages."""
     return Entry(f"{pieces - 1}.output_layer.weight", ("model.embed_tokens.weight",), Split(0))
 
 

@@ -1,4 +1,4 @@
-"""Loads the weights of a Megatron model from a Hugging Face folder, and gathers them again, block by block."""
+"""Load the weights of a Megatron model from a Hugging Face folder, and gather them, block by block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentloop.trainer.sizing.model_shape import ModelShape
 
 
 class Weights:
-    """The weight map of one model on these ranks."""
+    """Weight mapping of one model on these ranks."""
 
     def __init__(self, shape: ModelShape, ranks: Ranks, *, qkv_bias: bool) -> None:
         self._ranks = ranks
@@ -28,9 +28,9 @@ class Weights:
         self._tied = shape.tied
 
     def load(self, folder: Path, model: nn.Module) -> dict[str, tuple[int, ...]]:
-        """Load this rank's weights only; return the shapes of all tensors of the folder.
+        """Load only this rank's weights; return the shapes of all tensors in the folder.
 
-        Raises `UserError` if the folder lacks a tensor, or has one of another shape.
+        Raises `UserError` if the folder lacks a tensor, or has one with another shape.
         """
         files = CheckpointFiles(folder)
         parameters = dict(model.named_parameters())
@@ -43,7 +43,7 @@ class Weights:
             if target.shape != value.shape:
                 raise UserError(
                     f"{entry.theirs[0]} in {folder} has the wrong shape: this rank's part is {tuple(value.shape)}, not "
-                    f"{tuple(target.shape)}. Use weights that fit the config.json beside them."
+                    f"{tuple(target.shape)}. Use weights that match the config.json in the folder."
                 )
             target.data.copy_(value)
             loaded.add(entry.ours)
@@ -52,25 +52,25 @@ class Weights:
         return files.shapes
 
     def mark(self, model: nn.Module) -> None:
-        """Mark for megatron-core the parameters that ranks divide, and those of experts."""
+        """Mark split parameters and expert parameters for megatron-core."""
         from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 
         parameters = dict(model.named_parameters())
         for entry in self._own_entries():
             parameter = parameters[entry.ours]
             if entry.expert is not None:
-                # Experts are reduced over the ranks with the same ones, which include tensor-parallel ranks.
+                # Gradients of experts are reduced over ranks with the same experts, including tensor-parallel ranks.
                 parameter.allreduce = False  # type: ignore[attr-defined]
-            # Undivided parameters count in the gradient norm on one tensor-parallel rank only. The optimizer's
-            # shards of experts differ on all of them.
+            # Whole parameters count in the gradient norm on only one tensor-parallel rank. The optimizer's shards of
+            # experts differ on all of these ranks.
             if (entry.rule.divides or entry.expert is not None) and not hasattr(parameter, "tensor_model_parallel"):
                 set_tensor_model_parallel_attributes(parameter, True, getattr(entry.rule, "dim", 0), 1)
 
     def gathered(self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield unsharded tensors under their Hugging Face names on every rank; all ranks must take all of them.
+        """Yield unsharded tensors under their Hugging Face names on every rank; all ranks must consume all of them.
 
         The ranks of a block's stage gather it and broadcast it to the other stages. At most one block is unsharded at a
-        time, and each is one message a group.
+        time, in one message per group.
         """
         parameters = dict(model.named_parameters())
         for block in self._blocks:

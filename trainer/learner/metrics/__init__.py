@@ -1,4 +1,4 @@
-"""Metrics, times and profiles of the steps of a learner.
+"""Metrics, times and profiles of learner steps.
 
-Learners write them while they train; trainer/run logs the metrics and joins the times in its timeline.
+Learners write them while they train; trainer/run logs the metrics and adds the times to its timeline.
 """

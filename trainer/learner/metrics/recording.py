@@ -1,6 +1,6 @@
-"""Records of one learner process: profiles of chosen steps, and spans for the timeline of the run.
+"""Records of one learner process: profiles of selected steps, and spans for the timeline of the run.
 
-Ranks record independently: they share only the folder.
+Ranks record independently and share only the folder.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Span(NamedTuple):
 
     name: str
     start: float
-    """Start in seconds of the wall clock."""
+    """Start as a Unix time in seconds."""
     seconds: float
 
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Mark a range of this name in profiles of torch and nsys."""
+    """Mark a range with this name in profiles of torch and nsys."""
     import torch
 
     if torch.cuda.is_available():
@@ -56,7 +56,7 @@ class Recorder:
     def step(self, number: int) -> Iterator[None]:
         """Record a step of the learner, counted from 1.
 
-        One profile has all consecutive chosen steps and the work between them, unless profiles are discrete.
+        One profile covers consecutive selected steps and the work between them, unless profiles are discrete.
         """
         if self._is_chosen(number) and self._first is None:
             self._start(number)
@@ -66,7 +66,7 @@ class Recorder:
             self._stop(number)
 
     def write(self, spans: Sequence[Span]) -> None:
-        """Append spans for the timeline, if the run makes one."""
+        """Append spans for the timeline, if the run has one."""
         if self._config is None or not self._config.spans or not spans:
             return
         path = spans_file(Path(self._config.folder), self._rank)
@@ -127,5 +127,5 @@ def read_spans(folder: Path) -> Iterator[tuple[str, Span]]:
 
 
 def now() -> float:
-    """Return seconds of the wall clock, which the processes of a host share."""
+    """Return the Unix time in seconds, which is comparable between processes of a host."""
     return time.time()

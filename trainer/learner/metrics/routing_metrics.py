@@ -1,4 +1,4 @@
-"""How the experts of each layer are loaded, and how many choices of the engine the learner would not have made."""
+"""Load of the experts of each layer, and disagreement between the routers of engine and learner."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class RoutingMetrics:
             self._layers = layers
 
     def result(self, device: torch.device) -> dict[str, float]:
-        """Return the metrics of all ranks; empty for a model without experts whose choice is seen."""
+        """Return the metrics of all ranks; empty for models without observable routers."""
         load, layers = self._over_ranks(device)
         if load is None:
             return {}
-        is_seen = load[:, :-2].sum(dim=1) > 0  # the choice of some routers is not
+        is_seen = load[:, :-2].sum(dim=1) > 0  # some routers cannot be observed
         load, layers = load[is_seen], [layer for layer, seen in zip(layers, is_seen.tolist(), strict=True) if seen]
         if not layers:
             return {}
@@ -47,7 +47,7 @@ class RoutingMetrics:
         return found
 
     def _over_ranks(self, device: torch.device) -> tuple[Tensor | None, Sequence[int]]:
-        """Return the sum over ranks, of which some may have had no row."""
+        """Return the sum over ranks, some of which may have had no row."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return self._load, self._layers
         shapes: list[tuple[tuple[int, ...], Sequence[int]] | None] = [None] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Metrics of one `Learner.step`, summed on the device so that micro-batches do not wait for them."""
+"""Metrics of one `Learner.step`, summed on the device, so that micro-batches need not wait for them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class StepMetrics:
         self._skipped = 0
         self._seconds: dict[str, float] = {}
         self.spans: list[Span] = []
-        """Phases in their order."""
+        """Phases in order."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure a phase, until the device is done with it."""
+        """Measure a phase until the device has finished it."""
         start, at = time.perf_counter(), now()
         with named(name):
             yield
@@ -47,13 +47,13 @@ class StepMetrics:
         self.spans.append(Span(name, at, seconds))
 
     def add_tokens(self, computed: int, values: Mapping[str, Tensor]) -> None:
-        """Add `computed` tokens that went through the model, and values of trained tokens, [num_trained] each."""
+        """Add the number of `computed` tokens, and values of trained tokens, [num_trained] each."""
         self._computed_tokens += computed
         for name, value in values.items():
             self._add(name, value)
 
     def add_work(self, flops: float) -> None:
-        """Add FLOPs of this rank, without those of activations that are computed again."""
+        """Add FLOPs of this rank, without recomputed activations."""
         self._flops += flops
 
     def add_balance(self, balance: float) -> None:
@@ -67,7 +67,7 @@ class StepMetrics:
             self._largest_difference = torch.maximum(self._largest_difference, difference.max())
 
     def add_routing(self, load: Tensor | None, layers: Sequence[int]) -> None:
-        """Add the `Routing.load` of a row, of these decoder layers."""
+        """Add the `Routing.load` of a row for these decoder layers."""
         self._routing.add(load, layers)
 
     def add_update(self, values: dict[str, float], *, skipped: bool) -> None:
@@ -76,7 +76,7 @@ class StepMetrics:
         self._skipped += skipped
 
     def add_values(self, values: Mapping[str, float]) -> None:
-        """Add values of an update that are the same on every rank; their mean over updates counts."""
+        """Add values of an update that are equal on every rank; they are averaged over updates."""
         for name, value in values.items():
             self._values.setdefault(name, []).append(value)
 
@@ -86,7 +86,7 @@ class StepMetrics:
         self._counts[name] = self._counts.get(name, 0) + value.numel()
 
     def result(self) -> dict[str, float]:
-        """Return all metrics; except for seconds they are the same on every rank."""
+        """Return all metrics; except for seconds they are equal on every rank."""
         self._reduce()
         result = self._routing.result(self._device) | {
             name: total.item() / max(self._counts[name], 1) for name, total in self._sums.items()
@@ -114,7 +114,7 @@ class StepMetrics:
         return result
 
     def _reduce(self) -> None:
-        """Sum over ranks, after a union of their names: a rank without work lacks names that others have."""
+        """Sum over ranks, after merging metric names, because a rank without work lacks some."""
         if num_ranks() == 1:
             return
         gathered: list[list[str] | None] = [None] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Tensors in the memory of the host: the optimizer's state between steps, or all of a learner while it sleeps.
+"""Tensors in host memory: optimizer state between steps, or all tensors of a learner while it sleeps.
 
-Backends of trainer/learner use it; it knows only tensors.
+Backends of trainer/learner use it; it depends only on tensors.
 """

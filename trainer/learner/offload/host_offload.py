@@ -1,4 +1,4 @@
-"""Tensors whose memory is on the host while another process uses the device."""
+"""Move the memory of tensors to the host while another process uses the device."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from agentloop.trainer.learner.offload.optimizer_offload import local_part
 class HostOffload:
     """Moves the memory of tensors to the host and back.
 
-    The tensors themselves stay: views, tied parameters and all other references are valid again afterwards, byte for
+    The tensor objects are kept: views, tied parameters and all other references are valid again afterwards, byte for
     byte.
     """
 
     def __init__(self, piece_bytes: int = 256 << 20) -> None:
-        """`piece_bytes` is the size of a piece of pinned memory, a power of two: other sizes are rounded up to one."""
+        """Set the size of a piece of pinned memory; sizes that are not a power of two are rounded up."""
         self._piece_bytes = piece_bytes
         self._storages: list[torch.UntypedStorage] = []
         self._sizes: list[int] = []
         self._pieces: list[Tensor] = []
-        """Pinned memory of the host, kept because allocating it takes longer than filling it."""
+        """Pinned host memory, kept because allocating it takes longer than filling it."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are on the host instead of the device."""
+        """Number of bytes that are offloaded to the host."""
         return sum(self._sizes)
 
     @property
     def num_pinned_bytes(self) -> int:
-        """Bytes of pinned memory, in use or not."""
+        """Number of bytes of pinned memory, in use or not."""
         return len(self._pieces) * self._piece_bytes
 
     @torch.no_grad()
@@ -50,7 +50,7 @@ class HostOffload:
         for storage in self._storages:
             storage.resize_(0)
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # return it to the driver, for other processes
+            torch.cuda.empty_cache()  # return the memory to the driver, for other processes
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -64,7 +64,7 @@ class HostOffload:
         self._storages, self._sizes = [], []
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each part of the storages with its part of a pinned piece; both are uint8 [num_bytes]."""
+        """Yield each slice of the storages with its slice of a pinned piece, both uint8 [num_bytes]."""
         place = 0
         for storage in self._storages:
             whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -77,7 +77,7 @@ class HostOffload:
 
 
 def _storages(tensors: Iterable[Tensor], device: torch.device) -> Iterator[torch.UntypedStorage]:
-    """Yield each storage once, except memory that a file is mapped to: models on CPUs are loaded that way."""
+    """Yield each storage once, except memory-mapped files, from which models on CPUs are loaded."""
     known: set[int] = set()
     for tensor in tensors:
         storage = local_part(tensor).untyped_storage()

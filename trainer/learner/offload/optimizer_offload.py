@@ -1,4 +1,4 @@
-"""AdamW whose state is in the memory of the host, except for the parameters of the current part of a step."""
+"""AdamW with its state in host memory, except for the parameters that a step currently updates."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class OffloadedAdamW(torch.optim.AdamW):
     """Takes the same steps as `torch.optim.AdamW`, bit for bit, on the device, a few parameters at a time.
 
-    Between steps the two moments of a parameter are in pinned host memory. A step copies 8 bytes a float32 parameter
-    each way. While it changes some parameters, the moments of the next ones come and those of the last ones go.
+    Between steps the two moments of a parameter are in pinned host memory. A step copies 8 bytes per float32 parameter
+    in each direction. While it updates some parameters, it prefetches the moments of the next parameters and copies
+    back those of the previous ones.
     """
 
     def __init__(self, params: Any, *, part_bytes: int = 2**29, **options: Any) -> None:
-        """`part_bytes` of state are copied at a time, and twice as many are on the device.
+        """Create the optimizer; it copies `part_bytes` of state at a time and keeps twice as many on the device.
 
         Parts must be large enough to hide the latency of their copies.
         """
@@ -32,7 +33,7 @@ class OffloadedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Make one step; closures are not supported."""
+        """Run one step; closures are not supported."""
         assert closure is None
         for group in self.param_groups:
             every = group["params"]
@@ -52,29 +53,29 @@ class OffloadedAdamW(torch.optim.AdamW):
         return None
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load the state into the memory of the host; `torch.optim` would put it beside the parameters."""
+        """Load the state into host memory; `torch.optim` would put it on the device of the parameters."""
         super().load_state_dict(state_dict)
         self._send_back([parameter for group in self.param_groups for parameter in group["params"]], [])
         self._lanes.finish()
 
     def copy(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """Begin to copy a tensor to a device, or to pinned memory of the host; return it if it is there already."""
+        """Start copying a tensor to a device, or to pinned host memory; return the tensor if it is already there."""
         local = local_part(tensor)
         if local.device == device:
             return tensor
         copy = torch.empty_like(local, device=device, pin_memory=device.type == "cpu").copy_(local, non_blocking=True)
         if not isinstance(tensor, DTensor):
             return copy
-        # FSDP2 makes its DTensors this way too: `from_local` would move the copy to the device of the mesh.
+        # FSDP2 also creates its DTensors like this: `from_local` would move the copy to the device of the mesh.
         return DTensor(copy, tensor._spec, requires_grad=False)  # type: ignore[abstract]
 
     @cached_property
     def _lanes(self) -> _Lanes:
-        """Streams of all steps, which thus reuse the same device memory for moments."""
+        """Streams shared by all steps, so that they reuse the same device memory for moments."""
         return _Lanes(local_part(self.param_groups[0]["params"][0]).device)
 
     def _fetch(self, part: list[nn.Parameter]) -> list[_Moment]:
-        """Begin to copy the moments of some parameters to the device; return where they were."""
+        """Start copying the moments of some parameters to the device; return their host locations."""
         states = [self.state[parameter] for parameter in part if parameter in self.state]
         found = [_Moment(state, name, state[name]) for state in states for name in _MOMENTS if name in state]
         with self._lanes.fetching():
@@ -83,7 +84,7 @@ class OffloadedAdamW(torch.optim.AdamW):
         return found
 
     def _send_back(self, part: list[nn.Parameter], fetched: list[_Moment]) -> None:
-        """Begin to copy moments to where they were, or to new host memory the first time."""
+        """Start copying moments back to their host locations, or to new host memory the first time."""
         with self._lanes.sending():
             for state, name, host in fetched:
                 local_part(host).copy_(local_part(state[name]), non_blocking=True)
@@ -93,7 +94,7 @@ class OffloadedAdamW(torch.optim.AdamW):
             new = [moment for moment in new if local_part(moment.host).device.type != "cpu"]
             for state, name, made in new:
                 state[name] = self.copy(made, torch.device("cpu"))
-        if new:  # the computing stream allocated them and may reuse their memory only after the copies
+        if new:  # the compute stream allocated them, and may reuse their memory only after the copies
             self._lanes.await_sent()
 
 
@@ -105,10 +106,10 @@ class _Moment(NamedTuple):
 
 
 class _Lanes:
-    """Two streams beside the computing one: for copies to the device and for copies back. A CPU has none.
+    """Two streams in addition to the compute stream: for copies to the device and for copies back. A CPU has none.
 
     Fetched moments are in memory of the fetching stream, which waits for copies back before it reuses that memory. So
-    at most two parts are on the device, however far the host is ahead of it.
+    at most two parts are on the device, even if the host runs far ahead of it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -132,17 +133,17 @@ class _Lanes:
         return torch.cuda.stream(going)
 
     def await_fetched(self) -> None:
-        """Let later computation wait for all that is being fetched."""
+        """Make later computation wait for pending copies to the device."""
         if self._streams is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._streams[0])
 
     def await_sent(self) -> None:
-        """Let later computation wait for all that is being sent."""
+        """Make later computation wait for pending copies to the host."""
         if self._streams is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._streams[1])
 
     def finish(self) -> None:
-        """Wait until the host has everything."""
+        """Wait until all copies to the host are complete."""
         if self._streams is not None:
             self._streams[1].synchronize()
 

@@ -1,4 +1,4 @@
-"""Loggers that get metrics besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow, or a custom one."""
+"""Loggers of metrics in addition to metrics.jsonl: TensorBoard, Weights & Biases, MLflow, or a custom logger."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Logger(Protocol):
-    """Takes the metrics of each step.
+    """Logs the metrics of each step.
 
-    A run makes it by `logger(folder, config, done=..., **options)`. `folder` is the run folder and `config` the whole
-    config as plain data. `done` is the last completed step of a resumed run, -1 for a new run; step 0 is the
-    evaluation before step 1. A killed run may have logged steps after `done`, which the resumed run logs again.
+    A run creates it by `logger(folder, config, done=..., **options)`. `folder` is the run folder and `config` the whole
+    config as plain data. `done` is the last completed step of a resumed run, -1 for a new run; step 0 is the evaluation
+    before step 1. A killed run may have logged steps after `done`, which the resumed run logs again.
     """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...

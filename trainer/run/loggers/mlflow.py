@@ -26,9 +26,9 @@ _MOST_CHARS = 6000
 class MlflowLogger:
     """Logs to an MLflow run that is named after the run folder and has the config as its parameters.
 
-    A resumed run continues the same MLflow run. If the server fails later, metrics are lost but training continues.
-    `tracking_uri` and `experiment` default to MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. If neither is set, the
-    experiment is "agentloop".
+    A resumed run continues the same MLflow run. If the server fails during the run, metrics are lost but training
+    continues. `tracking_uri` and `experiment` default to MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. If neither is
+    set, the experiment is "agentloop".
     """
 
     def __init__(

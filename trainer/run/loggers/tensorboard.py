@@ -10,7 +10,7 @@ from agentloop.trainer.run.loggers import not_installed
 
 
 class TensorBoardLogger:
-    """Writes event files to `folder`/tensorboard, and hides events of steps after `done` that a killed run left."""
+    """Writes event files to `folder`/tensorboard, and hides events after step `done` from a killed run."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], *, done: int) -> None:
         try:

@@ -11,8 +11,8 @@ from agentloop.process.atomic import write_text
 class RememberedRun:
     """A record in the run folder, so that a resumed run continues the same run on the tracking server.
 
-    The server keeps all metrics that it got. A resumed run repeats the steps after the last checkpoint, but does not
-    send their metrics again.
+    The server keeps all metrics that it received. A resumed run repeats the steps after the last checkpoint, but does
+    not send their metrics again.
     """
 
     def __init__(self, file: Path) -> None:

@@ -66,7 +66,7 @@ def test_code_among_the_values_is_refused(learner, tmp_path):
 def test_other_metadata_is_refused(learner, tmp_path, content, read):
     learner.save(tmp_path / "state")
     (tmp_path / "state" / ".metadata").write_bytes(content)
-    with pytest.raises(UserError, match="is not what a learner saves"):
+    with pytest.raises(UserError, match="was not saved by a learner"):
         read(learner, tmp_path / "state")
 
 

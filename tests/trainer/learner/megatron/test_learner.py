@@ -153,7 +153,7 @@ def test_unsupported_models_are_refused(models: Path, tmp_path: Path):
 
 def test_a_state_of_another_model_or_none(models: Path, tmp_path: Path):
     learner = MegatronLearner(_config(models))
-    with pytest.raises(UserError, match="does not hold the state"):
+    with pytest.raises(UserError, match="does not contain the state"):
         learner.load(tmp_path)
     learner.save(tmp_path / "state")
     with pytest.raises(UserError, match="does not fit the model"):
