@@ -8,6 +8,7 @@ of its own would take. Arguments, weight updates and sampling parameters are tho
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -120,17 +121,18 @@ def compared(family: str) -> dict[str, Any]:
         for key, value in _KEYS.get(family, {}).items():
             settings[key] = settings[key] | value if isinstance(value, dict) else value
         file.write_text(json.dumps(settings))
-        found = _outcome(folder, "float32")
+        # vLLM may change the classes of transformers, so the model is made before vLLM starts.
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        found = _outcome(folder, copy.deepcopy(model), "float32")
         if "error" in found:
-            again = _outcome(folder, "bfloat16")
+            again = _outcome(folder, model, "bfloat16")
             found = found if "error" in again else again
         return found
 
 
-def _outcome(folder: Path, dtype: str) -> dict[str, Any]:
+def _outcome(folder: Path, model: nn.Module, dtype: str) -> dict[str, Any]:
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     engine = None
     try:
         engine = InProcess(folder, dtype)

@@ -102,11 +102,11 @@ def add_adapters(
         if kind in wanted:
             adapter = LoraLinear(module, config, dtype, seed=zlib.crc32(name.encode()) ^ seed)
             setattr(model.get_submodule(path), kind, adapter)
-    for name, module in experts.items():
-        for kind in weights_of(module):
+    for name, holder in experts.items():
+        for kind in weights_of(holder):
             if kind in wanted:
                 own = zlib.crc32(f"{name}.{kind}".encode()) ^ seed
-                adapters.add_adapter(module, kind, rank=config.rank, alpha=config.alpha, dtype=dtype, seed=own)
+                adapters.add_adapter(holder, kind, rank=config.rank, alpha=config.alpha, dtype=dtype, seed=own)
 
 
 def _has_experts(model: nn.Module) -> bool:

@@ -6,6 +6,7 @@ copy to such a parameter has no effect, and the old weights stay without an erro
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +21,7 @@ _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 @contextmanager
 def seen_by_reload(model: nn.Module) -> Iterator[None]:
     """Pass copies to parameters of `model` on the meta device to vLLM's reload, within the context."""
-    from vllm.model_executor.model_loader.reload import layerwise
-
+    layerwise: Any = importlib.import_module("vllm.model_executor.model_loader.reload.layerwise")
     mode = _DirectCopies(model, layerwise)
     count = layerwise.get_numel_loaded
 

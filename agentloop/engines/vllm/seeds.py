@@ -19,9 +19,9 @@ class _Rewinding(torch.Generator):
     def get_offset(self) -> int:
         return 4  # vLLM sets the offset to this minus 4, the size of one draw on CUDA
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> torch.Generator:
         assert offset == 0
-        self.set_state(self._before)
+        return self.set_state(self._before)
 
 
 def let_generators_rewind(runner: Any) -> None:

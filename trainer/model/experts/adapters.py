@@ -44,7 +44,8 @@ class ExpertsAdapter(nn.Module):
 
         `ends` [num_experts], int32: where the rows of each expert end.
         """
-        a, b = self.lora_a, self.lora_b
+        a: Tensor = self.lora_a
+        b: Tensor = self.lora_b
         # Grouped products need rows whose size is a multiple of 16 bytes.
         if missing := -a.shape[1] % (_ROW_BYTES // a.element_size()):
             a, b = F.pad(a, (0, 0, 0, missing)), F.pad(b, (0, missing))

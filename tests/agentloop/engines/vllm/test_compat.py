@@ -77,7 +77,7 @@ def test_weights_are_checked_against_the_checkpoint():
     model = {"a": (2, 3), "b": (4,)}
     check_names({"a": (2, 3), "b": (4,), "lm_head.weight": (5, 6)}, model)
     check_names(model, {**model, "lm_head.weight": (5, 6)})
-    with pytest.raises(EngineError, match="has not: c"):
+    with pytest.raises(EngineError, match="does not have: c"):
         check_names({**model, "c": (1,)}, model)
     with pytest.raises(EngineError, match="lack b"):
         check_names({"a": (2, 3)}, model)

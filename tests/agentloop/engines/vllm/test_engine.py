@@ -311,7 +311,7 @@ async def test_text_model_rejects_images(engine):
 async def test_mismatched_weights_are_named_and_nothing_changes(engine, model):
     before = await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
     weights = {name: torch.zeros_like(tensor) for name, tensor in model.named_parameters()}
-    with pytest.raises(EngineError, match=r"not: nonsense\.weight"):
+    with pytest.raises(EngineError, match=r"does not have: nonsense\.weight"):
         await engine.update_weights(TensorWeights([*weights.items(), ("nonsense.weight", torch.zeros(1))]), 1)
     with pytest.raises(EngineError, match=r"model\.norm\.weight \(3,\) instead of \(64,\)"):
         await engine.update_weights(TensorWeights({**weights, "model.norm.weight": torch.zeros(3)}.items()), 1)
