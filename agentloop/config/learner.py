@@ -56,6 +56,9 @@ class LoraConfig(Config):
     """Rank r of an adapter, which adds alpha / r * B A to its weight matrix (B has r columns, A has r rows)."""
     alpha: float = Field(default=32.0, gt=0)
     """The output of an adapter is multiplied by alpha / rank."""
+    publish: Literal["merged", "adapters"] = "merged"
+    """Weights that engines get. merged: all weights, adapters included. adapters: the adapters alone, which the engine
+    adds in each layer; only vllm takes them (docs/scaling/lora.md)."""
     targets: Literal["all"] | tuple[str, ...] = "all"
     """Linear layers of the decoder, such as q_proj, and weights of experts, such as gate_up_proj, that get an adapter.
     Embedding and LM head never do."""

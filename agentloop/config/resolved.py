@@ -138,6 +138,9 @@ def _engine(config: RunConfig, facts: Facts) -> EngineConfig:
         options["dtype"] = config.learner.compute_dtype
     if facts.learns and config.learner.router_replay and kind.returns_routing is not None:
         options[kind.returns_routing] = True
+    lora = config.learner.lora
+    if facts.learns and kind.takes_adapters and lora is not None and lora.publish == "adapters":
+        options["adapters"] = lora.rank
     if facts.learns and kind.runs_on_gpus and config.placement.sleeps:
         options["sleeps"] = True
     share = config.workers.gpus

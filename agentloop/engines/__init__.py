@@ -36,6 +36,8 @@ class EngineKind:
     Such an engine is for evaluation only: the learner needs token ids and their log-probabilities."""
     returns_routing: str | None = None
     """Option that makes it return routed experts (`Generation.routed`)."""
+    takes_adapters: bool = False
+    """Whether it takes the option adapters: the rank of adapters that are published without merging."""
     may_share_gpu: bool = False
     """Whether it takes the option shares_gpu: several engines can run on one GPU."""
 
@@ -67,6 +69,7 @@ ENGINES: Registry[EngineKind] = Registry(
             runs_on_gpus=True,
             bounds_pixels=True,
             may_share_gpu=True,
+            takes_adapters=True,
             returns_routing="enable_return_routed_experts",
         ),
     },

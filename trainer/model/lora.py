@@ -133,6 +133,23 @@ def merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[
             yield name, owners[name].merged(weight) if name in owners else weight
 
 
+def unmerged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the adapters of linear layers, `NAME.lora_a` and `NAME.lora_b`, with their scale in `lora_b`."""
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLinear):
+            yield f"{name}.lora_a", module.lora_a
+            yield f"{name}.lora_b", module.lora_b * module.scale
+
+
+def check_publishable(model: nn.Module) -> None:
+    """Raise `UserError` if the model has adapters on experts, which no engine takes without merging."""
+    if any(is_experts(module) and adapters.adapters_in(module) for module in model.modules()):
+        raise UserError(
+            "learner.lora.publish is adapters, but experts have adapters, too, which engines take merged only. Set "
+            "learner.lora.publish=merged, or name other layers in learner.lora.targets."
+        )
+
+
 @contextmanager
 def switched_off(model: nn.Module) -> Iterator[None]:
     """Switch the adapters off within the context, which gives the initial model."""

@@ -105,6 +105,17 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             f"learner.router_replay is true, but engine.name={config.engine.name} does not return the experts that it "
             f"used. Set engine.name to {' or '.join(names)}, or remove router_replay."
         )
+    if learner.lora is not None and learner.lora.publish == "adapters":
+        if not ENGINES.get(config.engine.name).takes_adapters:
+            yield (
+                f"learner.lora.publish is adapters, but engine.name={config.engine.name} needs merged weights. Set "
+                "learner.lora.publish=merged, or engine.name=vllm."
+            )
+        if config.placement.sleeps:
+            yield (
+                "learner.lora.publish is adapters, but placement.sleep is true: engines that sleep lose their base "
+                "weights. Set learner.lora.publish=merged, or placement.sleep=false."
+            )
     if advantage := losses.get(learner.loss).auxiliary_of:
         yield (
             f"learner.loss is {learner.loss}, which trains an auxiliary model, not the policy. To train it, set "

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.token_listeners import listener
+from agentloop.engines.vllm.adapters import are_adapters, check_shapes, start_arguments
+from agentloop.engines.vllm.adapters import request as adapter_request
 from agentloop.engines.vllm.compat import missing_attributes, takes_stop_tokens
 from agentloop.engines.vllm.core import DEAD, OutputFence, unless_dead
 from agentloop.engines.vllm.images import ImageSender
@@ -50,8 +52,8 @@ class VllmEngine(Engine):
 
     `shares_gpu`: other processes allocate GPU memory while this engine starts. `sleeps`: `sleep` will be called; vLLM
     must know this when it starts, and supports it only on GPUs. `max_pixels` is the size of the largest image, for
-    which vLLM reserves memory (default: the limit of the model's processor). `engine_args` are further fields of vLLM's
-    `AsyncEngineArgs`.
+    which vLLM reserves memory (default: the limit of the model's processor). With `adapters`, a rank, updates bring
+    adapters of that rank instead of weights. `engine_args` are further fields of vLLM's `AsyncEngineArgs`.
 
     Log-probabilities are vLLM's `processed_logprobs`: at the sampling temperature, and renormalised over the tokens
     that `top_p` and `top_k` leave, as in the hf engine. At temperature 0 they are those at temperature 1. Logits are
@@ -76,6 +78,7 @@ class VllmEngine(Engine):
         shares_gpu: bool = False,
         sleeps: bool = False,
         max_pixels: int | None = None,
+        adapters: int | None = None,
         **engine_args: Any,
     ) -> None:
         self._model = os.fspath(model)
@@ -90,8 +93,10 @@ class VllmEngine(Engine):
             "seed": seed if seed is not None else 0,
             "enforce_eager": enforce_eager,
             "max_num_seqs": max_num_seqs,
+            **({} if adapters is None else start_arguments(adapters)),
             **engine_args,
         }
+        self._adapters = adapters
         self._launcher = VllmLauncher(
             os.fspath(model), arguments, shares_gpu=shares_gpu, sleeps=sleeps, max_pixels=max_pixels
         )
@@ -128,7 +133,7 @@ class VllmEngine(Engine):
             raise UserError(f"The installed vLLM lacks attributes that the vllm engine uses: {', '.join(missing)}.")
         self._fence = OutputFence(self.llm)
         await self.llm.collective_rpc("agentloop_watch", args=(os.getpid(),))
-        await self.llm.collective_rpc("agentloop_prepare")
+        await self.llm.collective_rpc("agentloop_prepare", args=(self._adapters,))
         if self._launcher.sees_images:
             self._images = ImageSender()
             await self._images.start(self.llm)
@@ -191,7 +196,8 @@ class VllmEngine(Engine):
 
     async def _request(self, llm: Any, turn: _Turn, ids: list[int], images: Sequence[PlacedImage], params: Any) -> Any:
         prompt = await self._input(ids, images)
-        collector = await llm.add_request(turn.name, prompt, params)
+        adapter = None if self._adapters is None else adapter_request()
+        collector = await llm.add_request(turn.name, prompt, params, lora_request=adapter)
         turn.added = True
         output, hear, heard = await collector.get(), listener(), 0
         while not output.finished:  # only with a listener
@@ -294,8 +300,7 @@ class VllmEngine(Engine):
         """
         llm = self._alive()
         shared = await asyncio.to_thread(weights.shared, self._shelf)
-        if self._launcher.shapes is not None:
-            check_names(await asyncio.to_thread(self._checkpoint_shapes, shared), self._launcher.shapes)
+        await self._check(shared)
         await self._open(llm, shared)
         async with self._lock:
             was_paused = self._paused
@@ -316,6 +321,18 @@ class VllmEngine(Engine):
             finally:
                 if not was_paused and not llm.errored:
                     await self._resume()
+
+    async def _check(self, shared: SharedWeights) -> None:
+        """Raise `EngineError` if the weights are not those of the model, or of adapters if the engine takes these."""
+        if are_adapters(shared.shapes) != (self._adapters is not None):
+            takes = "merged weights" if self._adapters is None else "adapters"
+            raise EngineError(f"the engine was started for {takes}: set its option adapters as learner.lora.publish")
+        if self._launcher.shapes is None:
+            return
+        if self._adapters is not None:
+            check_shapes(shared.shapes, self._launcher.shapes)
+        else:
+            check_names(await asyncio.to_thread(self._checkpoint_shapes, shared), self._launcher.shapes)
 
     def _checkpoint_shapes(self, shared: SharedWeights) -> dict[str, tuple[int, ...]]:
         if self._names is None:

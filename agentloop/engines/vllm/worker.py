@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from agentloop.engines.vllm import adapters
 from agentloop.engines.vllm.direct_copies import seen_by_reload
 from agentloop.engines.vllm.head import keep_logits_float32
 from agentloop.engines.vllm.seeds import let_generators_rewind
@@ -47,7 +48,7 @@ class WeightReceiver:
         return ""
 
     def agentloop_load(self) -> str:
-        """Load the weights opened last; return how: `copies`, `loader`, `reload` or `overwritten`.
+        """Load the weights opened last; return how: `adapters`, `copies`, `loader`, `reload` or `overwritten`.
 
         `copies` repeats recorded copies, `loader` uses the loader of the model, `reload` that of vLLM. After
         `overwritten` the model has weights of mixed versions.
@@ -57,7 +58,10 @@ class WeightReceiver:
         mapped, model = self._agentloop_mapped, self.get_model()
         assert mapped is not None, "opened"
         with torch.inference_mode():
-            if self._agentloop_copies is not None:
+            if self.model_runner.lora_config:
+                adapters.load(self.model_runner, mapped)
+                way = "adapters"
+            elif self._agentloop_copies is not None:
                 self._agentloop_copies()
                 way = "copies"
             elif self.device.type == "cuda" and is_as_loaded(model):
@@ -97,8 +101,13 @@ class WeightReceiver:
             names = self._agentloop_converter = CheckpointNames(self.model_runner.model_config.model)
         return names
 
-    def agentloop_prepare(self) -> None:
-        """Keep logits in float32 from now on, and let seeded turns of CPUs have chunked prompts."""
+    def agentloop_prepare(self, rank: int | None) -> None:
+        """Keep logits in float32 from now on, and let seeded turns of CPUs have chunked prompts.
+
+        `rank` is that of the policy's adapter, if updates bring adapters.
+        """
+        if rank is not None:
+            adapters.install(self.model_runner, rank)
         keep_logits_float32(self.get_model())
         if self.device.type == "cpu":
             let_generators_rewind(self.model_runner)

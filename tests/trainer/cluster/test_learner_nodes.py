@@ -105,7 +105,7 @@ def test_models_and_folders_that_a_node_does_not_see_are_refused(sums_model: Pat
         shared_files.check(ranks, sums_model, None)
     monkeypatch.undo()
     monkeypatch.setattr(Path, "touch", lambda path: None)  # as if only this node had written it
-    with pytest.raises(UserError, match=rf"run folder is {tmp_path}, but \S+, a node of the learner, does not see.*NFS"):
+    with pytest.raises(UserError, match=rf"run folder is {tmp_path}, but \S+, a node of the learner, does not.*NFS"):
         shared_files.check(ranks, sums_model, tmp_path, seconds=0.0)
     ranks.close()
 

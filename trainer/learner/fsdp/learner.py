@@ -55,6 +55,9 @@ class FsdpLearner(BaseLearner):
         self.policy = self._models.policy(self._wrap)
         """The sharded model in training; read-only for other modules."""
         self._share, self._once = self._models.shares_prefixes, self._models.gathers_once
+        self._unmerged = config.lora is not None and config.lora.publish == "adapters"
+        if self._unmerged:
+            lora.check_publishable(self.policy.model)
         self._placement = self._models.place(self.policy)
         self.reference: PackedCausalLM | None = None
         """The sharded reference model, if one was loaded."""
@@ -279,12 +282,15 @@ class FsdpLearner(BaseLearner):
     def share(self, on_host: bool) -> SharedWeights | None:
         """Share the weights as in `RankLearner.share`; only one rank holds each parameter unsharded."""
         named = self.policy.model.named_parameters()
-        sizes = {name: parameter.numel() for name, parameter in named if not lora.is_adapter(name)}
+        sizes = {name: parameter.numel() for name, parameter in named if lora.is_adapter(name) == self._unmerged}
         return self._shelf.fill(self._published(), self._models.compute_dtype, sizes, on_host=on_host)
 
     def _published(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters under the names that engines know; every rank must consume all of them."""
-        yield from lora.merged(self.policy.model, self.policy.model.named_parameters())
+        if self._unmerged:
+            yield from lora.unmerged(self.policy.model)
+        else:
+            yield from lora.merged(self.policy.model, self.policy.model.named_parameters())
 
     def capture(self) -> fsdp_state.LearnerState:
         return fsdp_state.LearnerState(self.policy, self.optimizer, self._progress)
