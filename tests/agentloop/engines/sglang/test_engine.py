@@ -221,7 +221,7 @@ async def test_cancelled_turn_aborts_its_request(make):
 
 async def test_mismatched_weights_are_named_and_nothing_changes(make, weights):
     engine = await make()
-    with pytest.raises(EngineError, match=r"not: nonsense\.weight"):
+    with pytest.raises(EngineError, match=r"does not have: nonsense\.weight"):
         await engine.update_weights(TensorWeights([*weights.items(), ("nonsense.weight", torch.zeros(1))]), 1)
     with pytest.raises(EngineError, match=r"lack head\.weight"):
         await engine.update_weights(TensorWeights([("embed.weight", weights["embed.weight"])]), 1)
