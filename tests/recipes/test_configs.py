@@ -33,7 +33,7 @@ def test_all_recipes_are_found():
 def test_recipe_config_is_consistent(name):
     config = load_run_config(name, [])
     check_trainable(config)
-    if name not in ("self_play", "swe", "terminal"):  # games and the tests of tasks give the rewards
+    if name not in ("reasoning_gym", "self_play", "swe", "terminal"):  # verifiers, games and tests give the rewards
         assert load_reward(config.env.reward, config.env.reward_options).name == config.env.reward
     tools = [tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)]
     assert len(Toolset(tools).schemas) == len(config.env.tools)

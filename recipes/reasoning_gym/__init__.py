@@ -1,0 +1,1 @@
+"""Questions of reasoning-gym, judged by its verifiers."""
