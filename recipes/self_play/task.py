@@ -31,8 +31,8 @@ def rows(
     present board only (`forget`), and an invalid move costs twice as much as a lost game (`forfeit`).
     """
     positions = [list(each) for each in product(*(range(size + 1) for size in piles)) if any(each)]
-    starts = (lambda rng: {"piles": rng.choice(positions)}) if any_start else (lambda rng: {"piles": list(piles)})
-    return _rows(num_rows, starts, system, opponent, seed)
+    starts = positions if any_start else [list(piles)]
+    return _rows(num_rows, lambda rng: {"piles": rng.choice(starts)}, system, opponent, seed)
 
 
 def tic_tac_toe_rows(

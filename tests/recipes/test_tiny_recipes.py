@@ -21,13 +21,15 @@ def test_tiny_recipes_exist():
 @pytest.mark.parametrize("name", TINY)
 async def test_tiny_recipe_runs_and_updates_weights(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # databases and indexes go below ~/.cache
+    path = str(RECIPES / name / "tiny.yaml")
+    groups = max(4, 32 // load_run_config(path, []).algorithm.group_size)
     config = load_run_config(
-        str(RECIPES / name / "tiny.yaml"),
+        path,
         [
             "run.steps=2",
             "eval.every=2",
             "data.eval_limit=16",
-            "algorithm.groups_per_step=4",
+            f"algorithm.groups_per_step={groups}",
             "learner.lr_schedule=constant",
             "run.loggers=[]",
         ],
