@@ -67,7 +67,7 @@ class InProcess:
         start = partial(LLMEngine.from_engine_args, enable_multiprocessing=False)
         with mock.patch.object(AsyncLLM, "from_engine_args", start):
             self._llm = self._launcher.launch()
-        self._llm.collective_rpc("agentloop_prepare")
+        self._llm.collective_rpc("agentloop_prepare", args=(None,))
         self._shelf = WeightShelf()
         self._updates = 0
         self.cached_tokens = 0
