@@ -15,18 +15,18 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgp
 
 
 class MissingModel(UserError):
-    """The model is neither here nor on the hub, or the hub cannot be reached."""
+    """The model is neither on this machine nor on the hub, or the hub is unreachable."""
 
 
 @dataclass(slots=True, frozen=True)
 class FoundModel:
-    """What this machine has of the model of a run, without its weights."""
+    """The parts of a run's model that this machine has, without weights."""
 
     hf_config: Any
     folder: Path | None
     """Folder with config and tokenizer; None if only the shape is known."""
     note: str = ""
-    """What stands for the model; empty if nothing does."""
+    """Explanation if something else stands for the model; empty otherwise."""
 
 
 def local_model(config: RunConfig, *, weights: bool = True) -> Path:
@@ -43,7 +43,7 @@ def local_model(config: RunConfig, *, weights: bool = True) -> Path:
 def teacher_folder(config: RunConfig, model: Path) -> Path | None:
     """Return the folder of the teacher of `algorithm.distillation`; None if there is none, or if it is a service.
 
-    Raises `UserError` if it does not exist or has other tokens than the model in the folder `model`.
+    Raises `UserError` if it does not exist, or if its vocabulary differs from the model in the folder `model`.
     """
     distillation = config.algorithm.distillation
     if distillation is None or distillation.is_served:
@@ -51,8 +51,8 @@ def teacher_folder(config: RunConfig, model: Path) -> Path | None:
     folder = locate_model(distillation.teacher)
     if (folder / "tokenizer.json").is_file() and _vocabulary(folder) != _vocabulary(model):
         raise UserError(
-            f"The teacher {distillation.teacher} has other tokens than {config.model}, so it cannot score them. Set "
-            "algorithm.distillation.teacher to a model of the same family."
+            f"The teacher {distillation.teacher} has a different vocabulary than {config.model}, so it cannot score "
+            "its tokens. Set algorithm.distillation.teacher to a model of the same family."
         )
     return folder
 
@@ -65,10 +65,10 @@ def _vocabulary(folder: Path) -> dict[str, int]:
 
 
 def find_model(config: RunConfig) -> FoundModel:
-    """Return as much of the model as can be had without weights.
+    """Return the parts of the model that are available without weights.
 
-    This is its folder or its files on the hub, else those of `base_model`, else the shape of either that comes with
-    agentloop. Raises `UserError` if there is none of these, or if its context is shorter than `limits.max_tokens`.
+    This is its folder or its files on the hub, or else those of `base_model`, or else the built-in shape of either.
+    Raises `UserError` if none is available, or if its context is shorter than `limits.max_tokens`.
     """
     names = [config.model, *([config.base_model] if config.base_model else [])]
     missing: list[MissingModel] = []
@@ -79,12 +79,12 @@ def find_model(config: RunConfig) -> FoundModel:
             missing.append(error)
             continue
         _check_context(config, context_length(folder))
-        note = "" if name == config.model else f"{config.model} is not there yet; its base_model {name} stands for it"
+        note = "" if name == config.model else f"{config.model} does not exist yet, so its base_model {name} is used"
         return FoundModel(_read_config(folder), folder, note)
     for name in names:
         if (shape := shape_of(name)) is not None:
             _check_context(config, shape.get_text_config().max_position_embeddings)
-            return FoundModel(shape, None, f"the files of {name} are not available here, only its shape is known")
+            return FoundModel(shape, None, f"the files of {name} are not available here, so its built-in shape is used")
     raise missing[0]
 
 
@@ -104,7 +104,7 @@ def locate_model(name: str, *, weights: bool = True) -> Path:
         folder = folder / "model"
         if not folder.is_dir():
             raise UserError(
-                f"The run in {folder.parent} has not ended, so it has no trained model yet. Wait for it, or write the "
+                f"The run in {folder.parent} has not ended, so it has no trained model yet. Wait for it, or export the "
                 f"model of a checkpoint: agentloop export {folder.parent} FOLDER."
             )
     if not (folder / "config.json").is_file():
@@ -116,7 +116,7 @@ def _check_context(config: RunConfig, context: int | None) -> None:
     if context is not None and config.max_tokens(context) > context:
         raise UserError(
             f"limits.max_tokens is {config.limits.max_tokens}, but {config.model} supports {context} tokens. Set "
-            f"limits.max_tokens={context} or less, or leave it out."
+            f"limits.max_tokens={context} or less, or omit it."
         )
 
 
@@ -162,7 +162,7 @@ def _from_hub(name: str, *, weights: bool) -> Path:
             f"Download the model on a machine with a network (`hf download {name} --local-dir FOLDER`), and set model "
             "to that folder."
         ) from error
-    # Without a network the client passes on any error of its transport.
+    # Without a network the client raises any error of its transport.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise MissingModel(

@@ -1,4 +1,4 @@
-"""Resume a run exactly from its last checkpoint, or refuse to."""
+"""Resume a run exactly from its last checkpoint, or reject changed settings."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ MAY_CHANGE = (
     "learner.sequence_parallel",
     "learner.share_prefixes",
 )
-"""Keys that do not change what the model learns, each with all keys below it.
+"""Keys that do not affect what the model learns, each with all keys below it.
 
-Exceptions are `run.seed`, which also seeds the learner, and `run.steps` with a schedule of the learning rate that ends
-with the run.
+Exceptions are `run.seed`, which also seeds the learner, and `run.steps` if the learning rate schedule ends with the
+run.
 """
 
 
 ADDRESSES = ("sandbox", "url", "host", "advertised", "api_key")
-"""Ends of the names of options that say where a service is; they may change at any depth."""
+"""Suffixes of options with the address of a service, which may change at any depth."""
 
 
 def open_run(config: TrainingConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunState] | None]:
-    """Make a new run folder, or cut an existing one back to its last checkpoint.
+    """Create a run folder, or roll an existing one back to its last checkpoint.
 
-    Returns the folder, and the checkpoint as the learner's folder and the run's state. The checkpoint is None if the
-    run starts from the beginning. Raises `UserError` if the folder holds a run with other settings.
+    Returns the folder, and the checkpoint as the learner's folder and the run's state; the checkpoint is None if the
+    run starts from the beginning. Raises `UserError` if the folder has a run with other settings.
     """
     folder = RunFolder(root)
     folder.make()
@@ -75,12 +75,12 @@ def changed_keys(
 ) -> list[str]:
     """Return 'key: old -> new' of each changed setting that affects what the model learns.
 
-    A key that is newer than the run has its default in `before`.
+    Keys that are newer than the run count with their defaults in `before`.
     """
     filled, stored, new = (
         updated(dict(flat(_without_addresses(each)))) for each in (with_defaults(schema, before), before, after)
     )
-    # A value that the run set under an old name counts, not the default of the new name.
+    # A value under an old name takes precedence over the default of the new name.
     names = dict(flat(before))
     old = filled | {key: value for key, value in stored.items() if key not in names}
     fixed = {"run.seed"}
@@ -94,7 +94,7 @@ def changed_keys(
 
 
 def _without_addresses(value: Any) -> Any:
-    """Return plain data without the addresses of services: a daemon that moved is the same daemon."""
+    """Return plain data without the addresses of services, which may move."""
     if isinstance(value, Mapping):
         kept = {name: item for name, item in value.items() if not name.endswith(ADDRESSES)}
         return {name: _without_addresses(item) for name, item in kept.items()}

@@ -10,14 +10,14 @@
                                         |                      |                  v
                                         +---------------- Learner.step <---- make_batch
 
-    who                waits for
+    component          waits for
     Producer           room in the workers, and capacity of the policy: admitted groups can be trained in time
     Run                groups that the policy selects for the next step (`Producer.changed`)
-    engines            nobody, unless the policy changes weights between episodes, or the learner uses their GPUs
-    checkpoint         the end of a step: learner, position in the dataset, queue; written while the run goes on
+    engines            nothing, unless the policy swaps weights between episodes, or the learner uses their GPUs
+    checkpoint         the end of a step; learner, sampler and queue are then written in the background
 
-One loop serves all modes of `agentloop.trainer.staleness`. The policy says when groups begin, when a step may train and
-when its weights are published. With a bound of 0 nothing overlaps: that is the synchronous loop.
+One loop serves all modes of `agentloop.trainer.staleness`. The policy decides when groups start, when a step may train,
+and when its weights are published. With a bound of 0 nothing overlaps: this is the synchronous loop.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from agentloop.types.trajectory import Trajectory
 
 
 class Run(StepLoop):
-    """A run of reinforcement learning. The weights of the workers may be older than those of the learner."""
+    """A reinforcement learning run. Workers may have older weights than the learner."""
 
     def __init__(
         self,
@@ -83,22 +83,22 @@ class Run(StepLoop):
         self.gpus = GpuTimeSharing(workers, learner, self.timer, alternate=config.placement.sleeps)
         distillation = config.algorithm.distillation
         self._teacher: ScoreFn = learner.reference_logprobs
-        """Scores sampled tokens for distillation."""
+        """Teacher that scores sampled tokens for distillation."""
         if distillation is not None and distillation.is_served:
             self._teacher = TeacherEndpoint(distillation.teacher, distillation.served_name)
         self._state = self._state_now()
         self._train_seconds = 0.0
-        """Seconds of the last training step."""
+        """Duration of the last training step in seconds."""
 
     async def restore(self, learner_folder: Path, state: RunState) -> None:
-        """Take over a checkpoint; groups that ran when it was written begin again."""
+        """Restore a checkpoint, and replay groups that were in flight when it was written."""
         await super().restore(learner_folder, state)
         await self.learner.publish(self.workers, self.version)
         self.producer.restore(state.queue, self.version)
         self._state = self._state_now()
 
     async def close(self) -> None:
-        """Abort the episodes that still run, and finish the checkpoint that is being written."""
+        """Abort episodes in flight, and finish a checkpoint that is being written."""
         await self.producer.close()
         await super().close()
 
@@ -117,11 +117,11 @@ class Run(StepLoop):
     # Sample and play
 
     async def _play(self) -> Selection:
-        """Return the groups of the next step. If a `UserError` stops the run, save what another try needs."""
+        """Return the groups of the next step. If a `UserError` stops the run, save a checkpoint first."""
         try:
             return await self._play_groups()
         except UserError:
-            await self._save()  # the learner is as the last step left it
+            await self._save()  # the learner has the state after the last step
             raise
 
     async def _play_groups(self) -> Selection:
@@ -145,7 +145,7 @@ class Run(StepLoop):
             self.producer.admit()
             if not self.queue.num_running:
                 self._check_failures(self._finished())
-            # Engines that sleep for a step end their episodes before.
+            # Engines finish their episodes before they sleep for a step.
             waits = self.gpus.alternate and self.queue.num_running > 0
             if not waits and (selection := self.producer.select()) is not None:
                 self._check_failures([*selection.played, *self._finished()])
@@ -153,7 +153,7 @@ class Run(StepLoop):
             await self.producer.changed()
 
     async def _let_engines_play(self) -> None:
-        """Wake the engines if there is something to play: the next step may have all its groups already."""
+        """Wake the engines unless all groups of the next step are finished already."""
         if self.queue.num_running or self.producer.may_admit:
             await self.gpus.to_engines()
 
@@ -165,7 +165,7 @@ class Run(StepLoop):
         check_failures(trajectories, self.config, step=self.version + 1, folder=str(self.folder.root))
 
     async def _greedy_episodes(self, groups: Sequence[Group]) -> list[Trajectory] | None:
-        """Return one greedy episode of each group's task, if the advantage needs it."""
+        """Return one greedy episode for the task of each group, if the advantage needs it."""
         if not advantages.get(self.config.algorithm.advantage).needs_greedy:
             return None
         rows = [group.request.row for group in groups]
@@ -216,7 +216,7 @@ class Run(StepLoop):
         )
 
     async def _publish(self) -> None:
-        """Give the workers the learner's weights if they have older ones and the policy lets them swap."""
+        """Send the learner's weights to the workers, if theirs are older and the policy allows the swap."""
         if self.workers.policy_version == self.version:
             return
         seconds = {"tail_seconds": self.producer.tail_seconds, "step_seconds": self._train_seconds}
@@ -229,9 +229,9 @@ class Run(StepLoop):
             await self.learner.publish(self.workers, self.version)
 
     async def _publish_for_evaluation(self) -> None:
-        """Give the workers the learner's weights, after the episodes that began with older ones.
+        """Send the learner's weights to the workers, after the episodes that started with older weights.
 
-        Groups that have ended keep their deadlines; a policy that swaps later only finds the weights there already.
+        Finished groups keep their deadlines; a policy that would swap later then has nothing left to do.
         """
         if self.workers.policy_version == self.version:
             return
@@ -242,7 +242,7 @@ class Run(StepLoop):
         await self._swap()
 
     def _finish_step(self) -> dict[str, float]:
-        """Note the state for a checkpoint, and let the engines go on; return the metrics of queue and workers."""
+        """Record the state for a checkpoint, and let the engines continue; return the metrics of queue and workers."""
         self._state = self._state_now()
         metrics = self.workers.metrics()
         if self.policy.overlaps:
@@ -254,7 +254,7 @@ class Run(StepLoop):
     # Evaluate and save
 
     async def _evaluate(self) -> dict[str, float]:
-        """Evaluate the weights of this version: step N measures what N steps learned, in every mode."""
+        """Evaluate the weights of this version: in every mode, step N evaluates the weights after N steps."""
         await self._publish_for_evaluation()
         await self.gpus.to_engines()
         with self.timer.stage(Stage.EVAL):

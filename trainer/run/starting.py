@@ -1,4 +1,4 @@
-"""Start the workers and load the learner of a run, at the same time where they share neither process nor GPU."""
+"""Start the workers and load the learner of a run, concurrently if they share neither process nor GPU."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from agentloop.trainer.workers.protocol import Workers
 
 
 async def start(config: ResolvedConfig, workers: Workers, folder: Path, timer: StageTimer) -> Learner:
-    """Start `workers`, and return the learner, which the caller closes. Raises `UserError` if one cannot be used.
+    """Start `workers`; return the learner, which the caller must close. Raises `UserError` if either is unusable.
 
-    A learner loads after the engines of its process, because transformers changes torch for all threads while it loads
-    a model, and after those on its GPU, because an engine measures the free memory while it starts.
+    A learner loads after engines in its process, because transformers patches torch for all threads while it loads a
+    model, and after engines on its GPU, because an engine measures free memory when it starts.
     """
     with timer.stage(Stage.LOAD):
         await workers.reserve()
@@ -27,7 +27,7 @@ async def start(config: ResolvedConfig, workers: Workers, folder: Path, timer: S
         with timer.part(Part.WORKERS):
             await workers.start()
         if config.placement.sleeps:
-            await workers.sleep()  # the learner loads in its turn
+            await workers.sleep()  # make room for the learner to load
         with timer.part(Part.LEARNER):
             return make_learner(config, folder, workers.reservation)
 

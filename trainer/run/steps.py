@@ -1,7 +1,7 @@
-"""What all training runs share: steps, evaluations, the log, checkpoints and the model at the end.
+"""The step loop that all training runs share: steps, evaluations, the log, checkpoints and the final model.
 
-A run is opened in its folder (`open_training`), and makes the steps that its last checkpoint leaves
-(`StepLoop.complete`). A subclass says what a step and an evaluation are.
+A run is opened in its folder (`open_training`), and runs the remaining steps after its last checkpoint
+(`StepLoop.complete`). Subclasses define a step and an evaluation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentloop.trainer.schedule.observers import Observer, Stage, StageTimer
 
 @dataclass(slots=True, frozen=True)
 class OpenedTraining:
-    """The folder of a run while this process has it."""
+    """The folder of a run while this process holds its lock."""
 
     folder: RunFolder
     checkpoint: tuple[Path, RunState] | None
@@ -40,9 +40,9 @@ class OpenedTraining:
 
 @asynccontextmanager
 async def open_training(config: TrainingConfig, folder: Path, observer: Observer) -> AsyncIterator[OpenedTraining]:
-    """Make the folder of a run, or cut it back to its last checkpoint, and hold its lock and its loggers.
+    """Create the folder of a run, or roll it back to its last checkpoint; hold its lock and open its loggers.
 
-    Raises `UserError` if the folder holds another run or another process has it.
+    Raises `UserError` if the folder has another run, or if another process uses it.
     """
     with naming_full_disk(folder):
         RunFolder(folder).make()
@@ -55,13 +55,13 @@ async def open_training(config: TrainingConfig, folder: Path, observer: Observer
                 try:
                     yield OpenedTraining(run_folder, checkpoint, loggers, timer)
                 finally:
-                    await asyncio.gather(LEARNER.idle(), FILES.idle())  # if Ctrl-C came during a step
+                    await asyncio.gather(LEARNER.idle(), FILES.idle())  # after Ctrl-C during a step
 
 
 class StepLoop(ABC):
-    """A training run: its collaborators, and one counter.
+    """A training run: its parts and one counter.
 
-    `version` is the number of steps made, which is the policy version of the learner's weights.
+    `version` is the number of completed steps, which is the policy version of the learner's weights.
     """
 
     def __init__(
@@ -92,21 +92,21 @@ class StepLoop(ABC):
 
     @abstractmethod
     async def _step(self) -> dict[str, float]:
-        """Make a step, which adds 1 to `version` and sets the state, and return its metrics."""
+        """Run a step, which adds 1 to `version` and sets the state; return its metrics."""
 
     @abstractmethod
     async def _evaluate(self) -> dict[str, float]:
         """Evaluate the weights of this version; return the metrics."""
 
-    async def _to_learner(self) -> None:  # noqa: B027  most learners share no GPU
+    async def _to_learner(self) -> None:  # noqa: B027  most runs share no GPU
         """Make room for the learner on the GPUs that it shares."""
 
     def _take_metrics(self) -> dict[str, float]:
-        """Return metrics that came up since the last call."""
+        """Return metrics since the last call."""
         return self.timer.take_seconds()
 
     async def complete(self, checkpoint: tuple[Path, RunState] | None) -> None:
-        """Make all steps that a checkpoint leaves, or all of the run."""
+        """Run all remaining steps after a checkpoint, or all steps of the run."""
         if checkpoint is not None:
             await self.restore(*checkpoint)
         try:
@@ -115,14 +115,14 @@ class StepLoop(ABC):
             await self.close()
 
     async def restore(self, learner_folder: Path, state: RunState) -> None:
-        """Take over a checkpoint."""
+        """Restore a checkpoint."""
         self.sampler.load_state_dict(state.sampler)
         await LEARNER.run(self.learner.load, learner_folder)
         self.version = self.timer.step = self._saved_version = state.step
         self._state = self._state_now()
 
     async def to_the_end(self) -> None:
-        """Make all steps that are left, then write the model."""
+        """Run all remaining steps, then write the model."""
         if self.version == 0 and self._evaluates_every:
             await self._log({"step": 0} | await self._evaluate())
         while self.version < self.settings.steps:
@@ -135,7 +135,7 @@ class StepLoop(ABC):
         await self._write_model()
 
     async def close(self) -> None:
-        """Finish the checkpoint that is being written."""
+        """Finish a checkpoint that is being written."""
         await self.checkpoints.close()
 
     def _is_evaluated(self) -> bool:
@@ -159,7 +159,7 @@ class StepLoop(ABC):
             await self._save()
 
     async def _save(self) -> None:
-        """Begin a checkpoint of the last step, unless it has one."""
+        """Start a checkpoint of the last step, unless it has one."""
         if self.version == self._saved_version:
             return
         await self._to_learner()
@@ -178,5 +178,5 @@ class StepLoop(ABC):
 
 
 def now() -> float:
-    """Return the seconds on the event loop's clock, which simulations replace."""
+    """Return the time of the event loop in seconds; simulations replace its clock."""
     return asyncio.get_running_loop().time()

@@ -1,11 +1,11 @@
 """A trace of a run for ui.perfetto.dev or chrome://tracing.
 
-The first track shows the stages of the run. Episodes follow, in as many lanes as overlap; each has the seconds that it
-spent generating and in tools. Counters show metrics of each step. Each Ray worker is a process of the trace, with its
-episodes. So is each rank of the learner, with the phases of its steps.
+The first track shows the stages of the run. Episodes follow, in as many lanes as overlap, with their seconds of
+generation and in tools. Counters show metrics of each step. Each Ray worker is a process of the trace, with its
+episodes, and so is each learner rank, with the phases of its steps.
 
-The file is an array in Chrome's trace event format. It grows during the run; the phases are added at the end. The
-trace of a killed run lacks the phases and the closing bracket, and the viewers open it all the same.
+The file is an array in Chrome's trace event format. It grows during the run; phases are added at the end. The trace of
+a killed run lacks the phases and the closing bracket, but the viewers still open it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _COUNTERS = ("reward/mean", "time/tokens_per_second", "time/mfu", "learner/memory_peak_gib")
 _RUN = 1
-"""Process id of the run itself in the trace."""
+"""Process id of the run in the trace."""
 _OF_AN_EPISODE = ("seconds_generating", "seconds_in_tools", "turns", "calls")
 
 
 class Timeline(Observer):
-    """Writes timeline-STEP.json to the run folder, and passes every event on to another observer.
+    """Writes timeline-STEP.json to the run folder, and forwards every event to another observer.
 
-    STEP is the number of steps done when the process started.
+    STEP is the number of completed steps when the process started.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Timeline(Observer):
         self._file: IO[str] | None = None
         self._stage: tuple[str, int, float] | None = None
         self._lanes: dict[int, list[float]] = {}
-        """When the last episode of each lane ended, by process."""
+        """End time of the last episode in each lane, by process."""
 
     def on_start(self, config: TrainingConfig, folder: Path, done: int) -> None:
         self._observer.on_start(config, folder, done)
@@ -99,7 +99,7 @@ class Timeline(Observer):
             self._file = None
 
     def _add_processes(self) -> None:
-        """Add the spans that other processes, or other parts of this one, recorded since the run started."""
+        """Add the spans that other processes, or other parts of this process, recorded since the run started."""
         pids: dict[str, int] = {}
         for process, span in recording.read_spans(self._folder) if self._folder is not None else ():
             start = span.start - self._started_at
@@ -132,7 +132,7 @@ class Timeline(Observer):
 
 @contextmanager
 def watching(observer: Observer, *, timeline: bool) -> Iterator[Observer]:
-    """Yield the observer for a run: `observer`, or a `Timeline` that passes on to it if `timeline` is set."""
+    """Yield the observer for a run: `observer`, or a `Timeline` that forwards to it if `timeline` is set."""
     if not timeline:
         yield observer
         return

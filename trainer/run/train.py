@@ -1,4 +1,4 @@
-"""`train`: set up a run from its config, and make all its steps."""
+"""`train`: sets up a run from its config, and runs all its steps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from agentloop.trainer.sizing.place import check_devices, lines, place
 
 
 async def train(config: RunConfig, folder: Path, observer: Observer | None = None) -> RunFolder:
-    """Start the run in `folder`, or resume it from its last checkpoint, and make all its steps.
+    """Start the run in `folder`, or resume it from its last checkpoint, and run all its steps.
 
-    Afterwards the trained model is in the folder's `model/`. Raises `UserError` for problems that the user can fix; a
-    later call resumes from the last checkpoint.
+    The trained model is then in the folder's `model/`. Raises `UserError` for problems that the user can fix; a later
+    call resumes from the last checkpoint.
     """
     resolved, setup = resolve_run(config, folder)
     async with open_training(setup.config, folder, observer or Observer()) as opened:
@@ -41,8 +41,8 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
 def resolve_run(config: RunConfig, folder: Path) -> tuple[ResolvedConfig, RolloutSetup]:
     """Return the resolved config of a run in `folder`, and its data and tools.
 
-    This is the one way from the config that a user wrote to the one that everything below gets. The config `given` of
-    the result resolves to the same. Raises `UserError` if the run cannot work.
+    This is the only way from a user's config to the config that all other code gets. The config `given` in the result
+    resolves to the same result. Raises `UserError` if the run cannot work.
     """
     config, _ = placed(config)
     check_trainable(config)
@@ -60,7 +60,7 @@ def resolve_run(config: RunConfig, folder: Path) -> tuple[ResolvedConfig, Rollou
 
 
 def placed(config: RunConfig, *, dry_run: bool = False) -> tuple[RunConfig, dict[str, str]]:
-    """Derive settings from `placement.n_gpus`, and describe them. Only a dry run may place on GPUs it does not have."""
+    """Derive settings from `placement.n_gpus`, and describe them. Only a dry run may use GPUs that are not present."""
     if config.placement.n_gpus is None:
         return config, {}
     if not dry_run:

@@ -1,4 +1,4 @@
-"""Make the rollout workers of a run: one engine in this process, or actors of Ray."""
+"""Create the rollout workers of a run: one engine in this process, or Ray actors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def make_workers(config: ResolvedConfig, episodes: RolloutSetup, folder: Path | None = None) -> Workers:
-    """Make the workers of a run, not started. Raises `UserError`.
+    """Create the workers of a run without starting them. Raises `UserError`.
 
-    A worker in this process uses `episodes`; actors load their own. `agentloop workers` writes the number of workers
-    into the `folder` of the run.
+    A worker in this process uses `episodes`; actors load their own. `agentloop workers` writes the number of workers to
+    the `folder` of the run.
     """
     if config.workers.kind == "local":
         return LocalWorkers(episodes, local_engine(config))
@@ -48,26 +48,26 @@ def make_workers(config: ResolvedConfig, episodes: RolloutSetup, folder: Path | 
 
 
 def make_replica(config: ResolvedConfig) -> Parts:
-    """Make the parts of an actor."""
+    """Create the parts of an actor."""
     turns = TurnRecord()
     engine = restarting_engine(config, turns)
     return Parts(LocalWorkers(RolloutSetup.load(config.given, config.model_folder), engine), turns)
 
 
 def local_engine(config: ResolvedConfig) -> Engine:
-    """Make the engine of a run. Only one with processes of its own can die without this process."""
+    """Create the engine of a run. Only engines with their own processes can die independently and need restarts."""
     on_gpus = ENGINES.get(config.engine.name).runs_on_gpus
     return restarting_engine(config) if on_gpus else make_engine(config)
 
 
 def restarting_engine(config: ResolvedConfig, turns: TurnRecord | None = None) -> RestartingEngine:
-    """Make the engine of a run such that it restarts, and replays the turns in `turns`."""
+    """Create an engine that restarts, and replays the turns in `turns`."""
     can_hang = ENGINES.get(config.engine.name).runs_on_gpus
     return RestartingEngine(
         partial(make_engine, config),
         budget=RestartBudget(config.workers.max_restarts),
         stall_seconds=_stall_seconds(config) if can_hang else None,
-        shelf_on_host=config.placement.sleeps,  # on the GPU it would take memory while the learner trains
+        shelf_on_host=config.placement.sleeps,  # on the GPU it would take memory that the learner needs
         turns=turns,
     )
 
@@ -78,7 +78,7 @@ def _stall_seconds(config: ResolvedConfig) -> float:
 
 
 def has_gpus() -> bool:
-    """Return whether this machine has GPUs, without fixing which of them this process sees."""
+    """Return whether this machine has GPUs, without initialising CUDA."""
     import torch
 
-    return torch.cuda.device_count() > 0  # `is_available` would fix them
+    return torch.cuda.device_count() > 0  # `is_available` may initialise CUDA

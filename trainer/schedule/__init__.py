@@ -1,1 +1,1 @@
-"""Choose the groups that play and train next: producer, queue, group completion, failures, GPU time sharing."""
+"""Schedule the groups to play and to train: producer, queue, group completion, failures, GPU time sharing."""

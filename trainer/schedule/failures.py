@@ -23,7 +23,7 @@ def check_failures(trajectories: Sequence[Trajectory], config: RunConfig, *, ste
     raise UserError(
         f"Step {step} stopped: {len(failed)} of {len(trajectories)} episodes failed ({counted}). The most frequent "
         f"cause, {count} times, first on row {row!r}: {cause}. {_advice(kinds, config)} Then resume with "
-        f"run.folder={folder}, which has everything up to step {step - 1}."
+        f"run.folder={folder}, which has all steps up to {step - 1}."
     )
 
 
@@ -51,11 +51,11 @@ def _reward_name(config: RunConfig) -> str:
 
 
 def is_failed(trajectory: Trajectory) -> bool:
-    """Return whether an episode ended by a failure or could not be judged."""
+    """Return whether an episode ended in a failure or could not be scored."""
     return trajectory.reward is None or (trajectory.stop_reason is not None and trajectory.stop_reason.is_failure)
 
 
 def has_equal_rewards(group: Group) -> bool:
-    """Return whether a group has rewards to compare, and all of them are equal."""
+    """Return whether a group has several rewards, all of them equal."""
     rewards = [trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None]
     return len(rewards) > 1 and len(set(rewards)) == 1

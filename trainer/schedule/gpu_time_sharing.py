@@ -1,10 +1,10 @@
-"""`GpuTimeSharing`: the learner and the engines take turns on the GPUs that they share; one sleeps, one is awake.
+"""`GpuTimeSharing`: learner and engines take turns on shared GPUs; one sleeps while the other works.
 
     rollout          train                  publish                       rollout
     engines awake    engines asleep         engines have their weights    engines awake
     learner asleep   learner awake          learner awake                 learner asleep
 
-New weights reach engines that sleep. They get memory for their caches when the learner sleeps.
+New weights are sent to sleeping engines, which allocate their caches when the learner sleeps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GpuTimeSharing:
-    """Begins with the learner's turn; the engines are asleep.
+    """Starts with the learner's turn, with engines asleep.
 
     If they do not `alternate`, both are always awake and all methods return at once.
     """

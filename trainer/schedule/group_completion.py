@@ -1,4 +1,4 @@
-"""Complete a group before all of its episodes end, so that the slowest one does not hold up the others."""
+"""Complete a group before all its episodes end, so that the slowest episode does not delay the others."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ async def play_group(
     cut: CutConfig,
     on_trajectory: Callable[[Trajectory], None],
 ) -> tuple[Group, Counter[str]]:
-    """Play a request until `needed` of its episodes ended well, or until `cut` accepts fewer.
+    """Play a request until `needed` of its episodes succeeded, or until `cut` accepts fewer.
 
-    Returns the group, in the order of its episodes, and how many episodes are not in it: reason -> count. Failed
-    episodes stay in the group: the run has to see them. Cancelling aborts the episodes.
+    Returns the group, in the order of its episodes, and reason -> number of episodes that are not in it. Failed
+    episodes stay in the group, because the run must count them. Cancelling aborts the episodes.
     """
     if not cut.is_on:
         return await workers.play(request, on_trajectory), Counter()
@@ -65,7 +65,7 @@ def _complete(request: RolloutRequest, ended: list[Trajectory], needed: int, rea
 
 
 class _Ended:
-    """The trajectories of a group as they end."""
+    """Collects the trajectories of a group as they end."""
 
     def __init__(self, on_trajectory: Callable[[Trajectory], None]) -> None:
         self.trajectories: list[Trajectory] = []
@@ -79,12 +79,12 @@ class _Ended:
         self._changed.set()
 
     def close(self, _: object) -> None:
-        """Note that no further trajectory comes."""
+        """Record that no further trajectory will come."""
         self._is_closed = True
         self._changed.set()
 
     async def wait_for_good(self, num: int) -> None:
-        """Wait until `num` episodes ended well, or all ended."""
+        """Wait until `num` episodes have succeeded, or all have ended."""
         while not self._is_closed and sum(not is_failed(each) for each in self.trajectories) < num:
             self._changed.clear()
             await self._changed.wait()

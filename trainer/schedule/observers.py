@@ -1,4 +1,4 @@
-"""Watch a run: the command line's progress display, a demo, a test."""
+"""Observers of a run, such as the progress display of the command line, and timing of its stages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Stage(StrEnum):
     ROLLOUT = "rollout"
     TRAIN = "train"
     PUBLISH = "publish"
-    """The new weights go to the engines."""
+    """New weights are sent to the engines."""
     SLEEP = "sleep"
-    """Engines leave shared GPUs to the learner."""
+    """Engines hand shared GPUs to the learner."""
     WAKE = "wake"
-    """The learner leaves them to the engines."""
+    """The learner hands shared GPUs to the engines."""
     EVAL = "eval"
     SAVE = "save"
 
@@ -40,30 +40,30 @@ class Part(StrEnum):
 
 
 class Observer:
-    """Base class: override what you want to see. All calls come from the event loop's thread; do not block in them."""
+    """Base class: override methods of interest. They are called in the event loop's thread and must not block."""
 
     def on_start(self, config: TrainingConfig, folder: Path, done: int) -> None:
-        """Handle the begin of a run of which `done` steps were made before."""
+        """Handle the start of a run that already has `done` steps."""
 
     def on_stage(self, step: int, stage: Stage) -> None:
-        """Handle the begin of a stage."""
+        """Handle the start of a stage."""
 
     def on_part(self, part: Part, seconds: float | None) -> None:
-        """Handle the begin of the start of a part (`seconds` is None), and its end."""
+        """Handle that a part starts (`seconds` is None), and that it is ready after `seconds`."""
 
     def on_trajectory(self, step: int, trajectory: Trajectory) -> None:
-        """Handle the end of an episode, of a rollout or an evaluation."""
+        """Handle the end of an episode in a rollout or an evaluation."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Handle the end of a step, with its line of metrics.jsonl. Step 0 is the evaluation before training."""
+        """Handle the end of a step with its line in metrics.jsonl. Step 0 is the evaluation before training."""
 
 
 class StageTimer:
-    """Tells an observer which stage begins, and adds up the seconds of each stage."""
+    """Reports stages to an observer, and sums the seconds of each stage."""
 
     def __init__(self, observer: Observer, step: int = 0) -> None:
         self.step = step
-        """Number of the step that the run works on."""
+        """Number of the current step."""
         self.observer = observer
         self._seconds: dict[str, float] = {}
 

@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Selection:
-    """The groups of a step, each list in the order of admission."""
+    """Groups of a step, each list in the order of admission."""
 
     trained: list[Group]
     """Groups that the step trains on."""
     played: list[Group]
-    """All finished groups that left the queue since the last selection, the trained ones among them."""
+    """All finished groups that left the queue since the last selection, including the trained ones."""
     rounds: int
-    """Number of rounds in which they began, if groups begin in rounds."""
+    """Number of rounds in which they started, if groups start in rounds."""
     fates: Counter[str]
-    """Number of the played groups by how they left: `trained`, or `dropped/<reason>`."""
+    """Number of played groups by outcome: `trained`, or `dropped/<reason>`."""
     greedy: list[Trajectory] | None = None
-    """A greedy episode of each trained group's task, if the advantage needs it."""
+    """A greedy episode for the task of each trained group, if the advantage needs it."""
 
 
 class Producer:
-    """Begins groups in the order of the sampler. `changed` announces everything that happens on its own."""
+    """Starts groups in the order of the sampler. `changed` reports that a group or the engine changed state."""
 
     def __init__(
         self, config: RunConfig, workers: Workers, sampler: TaskSampler | MixedSampler, observer: Observer
@@ -64,9 +64,9 @@ class Producer:
         """Rounds since the last selection."""
         self._last_admission = 0.0
         self.tail_seconds = 0.0
-        """Seconds from the last admission to the end of the group that ended last."""
+        """Seconds from the last admission to the end of the last group."""
         self._starting: set[QueuedGroup] = set()
-        """Groups that the workers do not know yet."""
+        """Groups not yet passed to the workers."""
         self._tasks: dict[QueuedGroup, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
@@ -74,11 +74,11 @@ class Producer:
 
     @property
     def may_admit(self) -> bool:
-        """Whether a group may begin now."""
+        """Whether a group may start now."""
         return self._num_to_admit() > 0
 
     def admit(self) -> None:
-        """Begin all groups that may begin now."""
+        """Start all groups that may start now."""
         count = self._num_to_admit()
         self._num_rounds += count > 0 and self.queue.policy.admits_in_rounds
         for _ in range(count):
@@ -86,7 +86,7 @@ class Producer:
             self._start(self.queue.admit(self._next_request(), self._workers.policy_version))
 
     def select(self) -> Selection | None:
-        """Return the groups of the next step, or None while they are not finished; drop groups that get too old."""
+        """Return the groups of the next step, or None until they are finished; drop groups that become too old."""
         selected = self.queue.select(more_to_come=not self._is_exhausted(), engine_idles=self._engine_idles())
         if selected is None:
             return None
@@ -107,7 +107,7 @@ class Producer:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Begin no group inside the block."""
+        """Start no group inside the block."""
         self._is_held = True
         try:
             yield
@@ -115,12 +115,12 @@ class Producer:
             self._is_held = False
 
     def restore(self, state: QueueState, version: int) -> None:
-        """Resume from a checkpoint whose weights the workers have; groups that ran then begin again."""
+        """Restore a checkpoint whose weights the workers have; replay groups that were in flight."""
         for queued in self.queue.load(state, version=version):
             self._start(queued)
 
     async def close(self) -> None:
-        """Abort the groups that run; in the queue they stay groups to be played."""
+        """Abort groups in flight, which stay in the queue to be played again."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -140,21 +140,21 @@ class Producer:
         return min(free, -(-self._room() // self._num_episodes))
 
     def _room(self) -> int:
-        """Return the number of episodes that would begin at once."""
+        """Return the number of further episodes that could start now."""
         return max(self._workers.room() - sum(each.request.n for each in self._starting), 0)
 
     def _num_left(self) -> int:
-        """Return the number of groups to admit until the end of the run."""
+        """Return the number of groups still to be admitted until the end of the run."""
         policy = self.queue.policy
         return (self._steps - self.queue.version) * policy.groups_per_step - len(self.queue.admitted)
 
     def _engine_idles(self) -> bool:
-        """Return whether there is room for a group that may not begin before the next step."""
+        """Return whether there is room for a group that must not start before the next step."""
         begins_later = self.queue.policy.admits_in_rounds or self._num_left() > 0
         return begins_later and self._room() >= self._num_episodes
 
     def _is_exhausted(self) -> bool:
-        """Return whether the step played as many groups as it may: it trains on those that it has."""
+        """Return whether the step has reached its limit of groups, and so trains on the groups that it has."""
         sampling, queue = self._algorithm.dynamic_sampling, self.queue
         if sampling is None:
             return False
@@ -228,7 +228,9 @@ class Producer:
         del self._tasks[queued]
         self._starting.discard(queued)
         if not task.cancelled():
-            error = task.exception()  # asked of every task: asyncio prints errors that nobody asked for
+            error = (
+                task.exception()
+            )  # retrieve it from every task, because asyncio logs errors that are never retrieved
             self._error = self._error or error
             if self.queue.policy.overlaps:
                 self.admit()

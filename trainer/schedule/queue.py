@@ -1,4 +1,4 @@
-"""`TrajectoryQueue`: every admitted group until it leaves, trained or dropped, and the count of both.
+"""`TrajectoryQueue`: holds every admitted group until it is trained or dropped, and counts both.
 
 admit -> plays -> finish -> waits -> select (trained)
            |                  |
@@ -27,12 +27,12 @@ LATE = "late"
 
 @dataclass(slots=True, frozen=True)
 class QueueState:
-    """The contents of a queue at one moment, for a checkpoint. They never change."""
+    """Immutable snapshot of a queue, for a checkpoint."""
 
     entries: tuple[QueuedGroup, ...] = ()
     next_number: int = 0
     num_new: int = 0
-    """Groups admitted since the step began."""
+    """Number of groups admitted since the step started."""
     counts: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -41,7 +41,7 @@ class QueueState:
         return [trajectory for entry in self.entries for trajectory in entry.trajectories]
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything but the trajectories."""
+        """Return the state as JSON, without trajectories."""
         entries = [
             {
                 "request": entry.request.as_json(),
@@ -55,7 +55,7 @@ class QueueState:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], trajectories: Sequence[Trajectory]) -> QueueState:
-        """Read what `as_json` returned, with its trajectories. Raises `ValueError` if their number differs."""
+        """Read the output of `as_json`, with its trajectories. Raises `ValueError` if their number differs."""
         left = iter(trajectories)
         entries = tuple(_entry(entry, left) for entry in data["entries"])
         if next(left, None) is not None:
@@ -79,16 +79,16 @@ def finished_groups(queued: Sequence[QueuedGroup]) -> list[Group]:
 
 
 class TrajectoryQueue:
-    """Admits and serves groups as the policy says. Counts episodes: `admitted`, `trained`, `dropped/<reason>`."""
+    """Admits and selects groups by the policy. Counts episodes: `admitted`, `trained`, `dropped/<reason>`."""
 
     def __init__(self, policy: StalenessPolicy) -> None:
         self.policy = policy
         self.version = 0
-        """Policy version that the next step trains, which is the number of steps whose groups were selected."""
+        """Policy version that the next step trains: the number of steps whose groups were selected."""
         self.admitted: list[QueuedGroup] = []
         """Groups that have not left, in the order of their deadlines."""
         self.departed: list[QueuedGroup] = []
-        """Groups that left since the last selection, in the order in which they did."""
+        """Groups that left since the last selection, in order."""
         self.num_new = 0
         """Groups admitted since the last selection."""
         self.counts: Counter[str] = Counter()
@@ -96,11 +96,11 @@ class TrajectoryQueue:
 
     @property
     def num_running(self) -> int:
-        """Number of groups whose episodes run."""
+        """Number of groups in flight."""
         return sum(each.group is None for each in self.admitted)
 
     def admit(self, request: RolloutRequest, engine_version: int) -> QueuedGroup:
-        """Add a group that begins at this version of the engine."""
+        """Add a group that starts at this version of the engine."""
         queued = QueuedGroup(request, engine_version, self._next_number)
         self._next_number += 1
         self.num_new += 1
@@ -109,9 +109,9 @@ class TrajectoryQueue:
         return queued
 
     def finish(self, queued: QueuedGroup, group: Group, dropped: Counter[str]) -> None:
-        """Store the group of episodes that ended; `dropped` counts episodes that are not in it, by reason."""
+        """Store a finished group; `dropped` counts episodes that are not in it, by reason."""
         assert queued.group is None
-        assert len(group.trajectories) + dropped.total() == queued.request.n, "no episode is lost"
+        assert len(group.trajectories) + dropped.total() == queued.request.n, "every episode is in the group or dropped"
         queued.group, queued.dropped = group, dropped
         for reason, count in dropped.items():
             self.counts[f"dropped/{reason}"] += count
@@ -121,9 +121,9 @@ class TrajectoryQueue:
         self._remove(queued, f"dropped/{reason}")
 
     def select(self, *, more_to_come: bool, engine_idles: bool = False) -> list[QueuedGroup] | None:
-        """Remove and return the groups of the next step; None while they are not finished (`StalenessPolicy.select`).
+        """Remove and return the groups of the next step; None until they are finished (`StalenessPolicy.select`).
 
-        The version goes up: selected groups count as trained.
+        Increments the version: selected groups count as trained.
         """
         policy, version = self.policy, self.version
         selected = policy.select(self.admitted, learner=version, more_to_come=more_to_come, engine_idles=engine_idles)
@@ -140,26 +140,26 @@ class TrajectoryQueue:
         return self.policy.late(self.admitted, learner=self.version)
 
     def take_departed(self) -> list[QueuedGroup]:
-        """Begin the next step; return the groups that left since the one before began."""
+        """Start the next step; return the groups that left during the previous one."""
         departed, self.departed, self.num_new = self.departed, [], 0
         return departed
 
     def state(self) -> QueueState:
-        """Return the contents for a checkpoint; groups that finish later do not change them.
+        """Return a snapshot for a checkpoint.
 
-        A failure is never saved as finished work: a group with a failed episode is saved as one to be played again.
+        Failures are never saved as finished work: a group with a failed episode is saved as a group to play again.
         """
         counts = self.counts.copy()
         entries = []
         for each in self.admitted:
             failed = any(map(is_failed, each.trajectories))
-            if failed:  # all its episodes run again, those that it left out too
+            if failed:  # all its episodes run again, including dropped ones
                 counts.subtract({f"dropped/{reason}": count for reason, count in each.dropped.items()})
             entries.append(dataclasses.replace(each, group=None, dropped={}) if failed else dataclasses.replace(each))
         return QueueState(tuple(entries), self._next_number, self.num_new, dict(+counts))
 
     def load(self, state: QueueState, *, version: int) -> list[QueuedGroup]:
-        """Take over a state at this version of learner and engine; return the groups that begin again."""
+        """Restore a snapshot at this version of learner and engine; return the groups to play again."""
         self.version = version
         self.admitted = [
             dataclasses.replace(entry, version=version if entry.group is None else entry.version)
@@ -171,10 +171,10 @@ class TrajectoryQueue:
         return [each for each in self.admitted if each.group is None]
 
     def check(self) -> None:
-        """Assert that every admitted episode is there, was trained, or was dropped with a reason."""
+        """Assert that every admitted episode is in the queue, was trained, or was dropped with a reason."""
         there = sum(each.num_episodes for each in self.admitted)
         left = sum(count for name, count in self.counts.items() if name != "admitted")
-        assert there + left == self.counts["admitted"], f"{there} are there; {self.counts}"
+        assert there + left == self.counts["admitted"], f"{there} are in the queue; {self.counts}"
 
     def _remove(self, queued: QueuedGroup, fate: str) -> None:
         self.admitted.remove(queued)

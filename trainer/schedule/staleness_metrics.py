@@ -1,4 +1,4 @@
-"""Metrics of the staleness of a step, and of the bias of training towards short episodes."""
+"""Metrics of the staleness of a step, and of the bias towards short episodes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def token_staleness(batch: TrainBatch, *, version: int) -> dict[str, float]:
-    """Return the ages of the trained tokens in steps, and two shares.
+    """Return the ages of trained tokens in steps, and two fractions.
 
-    `staleness/mixed` is the share of trajectories with tokens of several versions, `staleness/masked` the share of
-    sampled tokens that are too old to be trained.
+    `staleness/mixed` is the fraction of trajectories with tokens of several versions, `staleness/masked` the fraction
+    of sampled tokens that are too old to be trained.
     """
     sampled = [sample.versions[sample.loss_mask] for sample in batch.samples if sample.loss_mask.any()]
     if not sampled:
@@ -33,7 +33,7 @@ def token_staleness(batch: TrainBatch, *, version: int) -> dict[str, float]:
 
 
 def queue_metrics(queue: TrajectoryQueue) -> dict[str, float]:
-    """Return the groups that run and wait after a step, and the counts of all episodes of the run so far."""
+    """Return the numbers of running and waiting groups, and the counts of all episodes of the run so far."""
     counts = {f"queue/{name}": float(count) for name, count in sorted(queue.counts.items())}
     return {
         "queue/groups_running": float(queue.num_running),
@@ -42,11 +42,11 @@ def queue_metrics(queue: TrajectoryQueue) -> dict[str, float]:
 
 
 class LengthBias:
-    """Compares trained with admitted episodes since the process began: does training prefer short ones?
+    """Compares trained with admitted episodes since the process started, to detect a bias towards short episodes.
 
-    1 is no bias. During a run, long episodes are trained later than short ones that began with them; a value below 1 at
-    its end comes from dropped episodes. An aborted or running episode counts with the seconds since its group began.
-    This is too little, so the true bias is larger.
+    1 means no bias. During a run, long episodes are trained later than short ones that started at the same time; at its
+    end a value below 1 is due to dropped episodes. Aborted and running episodes count with the seconds since their
+    group started, which is an underestimate, so the true bias is larger.
     """
 
     def __init__(self) -> None:

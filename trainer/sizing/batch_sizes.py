@@ -1,4 +1,4 @@
-"""Derive batch sizes from the numbers of groups, episodes and updates, and the token budget of a micro-batch."""
+"""Derive batch sizes from the numbers of groups, episodes and updates, and the token budget."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BatchSizes:
     mini_batches: int
     steps: int
     ranks: int
-    """Data parallel ranks: those whose trajectories differ."""
+    """Number of data-parallel ranks, which have different trajectories."""
     token_budget: int
     """Largest number of tokens in a micro-batch."""
     max_tokens: int
@@ -66,11 +66,12 @@ class BatchSizes:
         sizes = sorted({self.smallest_update, self.largest_update})
         of_update = " or ".join(map(str, sizes))
         return {
-            "episodes a step": f"{self.trajectories} = {self.groups} tasks x {self.group_size}",
-            "updates": f"{self.mini_batches} a step, of {of_update} episodes; {self.mini_batches * self.steps} in all",
+            "episodes per step": f"{self.trajectories} = {self.groups} tasks x {self.group_size}",
+            "updates": f"{self.mini_batches} per step, of {of_update} episodes; "
+            f"{self.mini_batches * self.steps} in all",
             "ranks": f"{self.ranks}, with {self.largest_update / self.ranks:g} episodes of an update each",
             "micro-batches": f"of at most {self.token_budget} tokens, {self.token_budget // self.max_tokens} of the "
-            f"longest episodes ({self.max_tokens} tokens); at most {self.most_micro_batches} a rank and update",
+            f"longest episodes ({self.max_tokens} tokens); at most {self.most_micro_batches} per rank and update",
         }
 
     def problems(self) -> Iterator[str]:
@@ -104,5 +105,5 @@ def training_ranks(config: RunConfig) -> int:
 
 
 def _data_parallel_ranks(config: RunConfig) -> int:
-    """Return the number of ranks whose trajectories differ."""
+    """Return the number of ranks with different trajectories."""
     return max(Layout.of(config.learner, training_ranks(config)).data, 1)

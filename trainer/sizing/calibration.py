@@ -13,19 +13,19 @@ from agentloop.trainer.sizing.search import Cluster, PlannedRun
 from agentloop.trainer.sizing.step_time import training_seconds
 
 _WARM_UP = 2
-"""Steps at the start that are skipped, because they compile and fill caches."""
+"""Number of initial steps to skip, because they compile and fill caches."""
 
 
 def scale_from_metrics(path: Path, run: PlannedRun, cluster: Cluster, layout: Layout) -> float:
-    """Return measured over estimated seconds of training, the median over the steps after the first two.
+    """Return the ratio of measured to estimated training seconds, the median over the steps after the first two.
 
-    `path` is the metrics.jsonl of a run. Its steps have the number of trained tokens, and of computed tokens per
-    second. Raises `UserError` if there are too few steps.
+    `path` is the metrics.jsonl of a run, with trained tokens and computed tokens per second. Raises `UserError` if it
+    has too few steps.
     """
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read {path} as metrics: {error}. Give the metrics.jsonl of a run.") from error
+        raise UserError(f"Cannot read {path} as metrics: {error}. Pass the metrics.jsonl of a run.") from error
     steps = [line for line in lines if _get(line, "tokens_per_second") and _get(line, "computed_tokens")]
     if len(steps) <= _WARM_UP:
         raise UserError(

@@ -25,14 +25,14 @@ class Placed:
     obstacle: str
     """Reason why the placement does not fit into memory; empty if it fits."""
     engine_memory: float
-    """Bytes of a GPU that an engine may use beside the learner, or while the learner sleeps."""
+    """Bytes of a GPU that an engine may use next to the learner, or while the learner sleeps."""
     sleeps: bool = False
-    """Whether engines and learner take turns on the GPUs that they share."""
+    """Whether engines and learner take turns on shared GPUs."""
     handover_seconds: float = 0.0
 
 
 def derive(config: RunConfig, run: PlannedRun, gpu: Gpu) -> Placed:
-    """Return the placement with the shortest estimated steps of those that `config.placement` allows.
+    """Return the placement with the shortest estimated step among those that `config.placement` allows.
 
     Raises `UserError` with the numbers if none is possible.
     """
@@ -136,7 +136,7 @@ def _estimate(config: RunConfig, run: PlannedRun, gpu: Gpu, placement: Placement
     seconds = one.step_seconds
     rollout = one.rollout_seconds
     if placement.layout == "mixed":
-        # All engines sample, but those that share GPUs pause while the learner trains.
+        # All engines sample, but engines on shared GPUs pause while the learner trains.
         rollout = one.rollout_seconds * max(placement.learner_gpus // placement.engine_size, 1) / placement.num_engines
         shared = placement.shared_engines / placement.num_engines
         seconds = max(rollout + shared * one.training_seconds, one.training_seconds)

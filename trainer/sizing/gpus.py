@@ -1,4 +1,4 @@
-"""Data sheets of GPUs: the table behind estimates and the utilisation metric of the learner."""
+"""Data sheets of GPUs, for estimates and for the learner's utilisation metric."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentloop.errors import UserError, nearest
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Gpu:
-    """Rates are per second. Links are those of one GPU in one direction, as collectives reach them."""
+    """Data of one GPU. Rates are per second; links are per GPU and direction, as achieved by collectives."""
 
     name: str
     memory: float

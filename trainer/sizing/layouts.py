@@ -1,4 +1,4 @@
-"""Layouts of a learner over GPUs: which are possible, and why the others are not."""
+"""Layouts of a learner over GPUs, and the reasons why a layout is impossible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Layout:
     context: int = 1
     """Ranks that share each sequence."""
     expert: int = 1
-    """Ranks of a stage that share its experts; a single expert is never divided."""
+    """Ranks of a stage that share its experts; experts are never split."""
     copies: int = 1
     """Copies of the parameters that FSDP shards, each over its part of the GPUs (`learner.shard`)."""
     checkpointing: CheckpointingName = "off"
@@ -89,7 +89,7 @@ class Layout:
 
 
 def problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
-    """Yield a sentence for each reason, other than memory, why the model cannot have this layout."""
+    """Yield a sentence for each reason, except memory, why the model cannot have this layout."""
     for name, ranks, count, what in (
         ("tensor_parallel", layout.tensor, shape.heads, "attention heads"),
         ("tensor_parallel", layout.tensor, shape.kv_heads, "key and value heads"),
@@ -138,7 +138,7 @@ def _virtual_problems(layout: Layout, shape: ModelShape) -> Iterator[str]:
 
 
 def check(layout: Layout, shape: ModelShape) -> None:
-    """Check that the model can have the layout. Raises `UserError` with all problems."""
+    """Raise `UserError` with all problems if the model cannot have the layout."""
     if found := list(problems(layout, shape)):
         raise UserError(
             f"The learner's layout is impossible. {' '.join(found)} `agentloop plan` lists layouts that fit."
@@ -175,5 +175,7 @@ def _choices(backend: BackendName, powers: list[int], gpus_per_node: int, *, has
     if backend == "megatron":
         tensors = [n for n in powers if n <= gpus_per_node]
         return ["off", "selective", "full"], ["off"], tensors, powers, powers, powers if has_experts else [1]
-    kept = ["off", "selective", "full"] + (["sparse"] if len(powers) == 1 else [])  # several GPUs may not gather once
+    kept = ["off", "selective", "full"] + (
+        ["sparse"] if len(powers) == 1 else []
+    )  # several GPUs may be unable to gather once
     return kept, ["off", "optimizer", "all"], [1], [1], powers, [1]

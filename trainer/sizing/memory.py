@@ -1,9 +1,9 @@
 """Memory of one GPU during training, in bytes, from the shape of the model and a layout.
 
-The parts are counted, not fitted: optimizer state per parameter, the activations that the backward of a layer reads
+The parts are counted, not fitted: optimizer state per parameter, activations that the backward pass of a layer reads
 (with FlashAttention; fsdp is compiled, megatron is not) and the logits of a chunk. The length of a row is
-`layout.token_budget`, which is an upper bound: rows of a small batch stay below it. With the actual length of the
-largest row, the sum is within 6 % of measured peaks (`tests/trainer/sizing/test_memory.py`).
+`layout.token_budget`, an upper bound: rows of a small batch are shorter. With the actual length of the largest row, the
+sum is within 6 % of measured peaks (`tests/trainer/sizing/test_memory.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _LOGITS_CHUNK = 832 * 2**20
 _TILE = 16384
 """Tokens of a tile of the MLP, as in `model.activation_checkpointing`."""
 OUTSIDE = 1.5 * 2**30
-"""Assumed bytes of a GPU besides tensors: CUDA context, buffers of collectives, gaps of the allocator."""
+"""Assumed bytes of a GPU in addition to tensors: CUDA context, buffers of collectives, fragmentation."""
 _HALF, _SINGLE = 2, 4
 _SIZES = {"float32": _SINGLE, "bfloat16": _HALF, "float16": _HALF}
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class TrainingMemory:
-    """Bytes of tensors on one rank at its peak: when the last micro-batch turns from forward to backward."""
+    """Bytes of tensors on one rank at its peak: at the end of the forward pass of the last micro-batch."""
 
     weights: float
     """Weights that the optimizer updates."""
@@ -35,11 +35,11 @@ class TrainingMemory:
     gradients: float
     optimizer: float
     activations: float
-    """Activations kept for the backward, of all micro-batches in flight."""
+    """Activations stored for the backward pass, of all micro-batches in flight."""
     head: float
-    """Gradient of the LM head, which is kept until that of the embedding is there."""
+    """Gradient of the LM head, which is kept until the gradient of the embedding is computed."""
     working: float
-    """Logits of a chunk, or temporaries of the backward of one layer; these two do not coexist."""
+    """Logits of a chunk, or temporaries in the backward pass of one layer; these do not coexist."""
     reference: float = 0.0
     """Weights of a reference model."""
     auxiliary: float = 0.0
@@ -76,8 +76,8 @@ def training_memory(
 ) -> TrainingMemory:
     """Return the memory of one rank; with several pipeline stages, of the stage that needs most.
 
-    `micro_batches` is their number per rank and update; there are no gradients yet during the first. `gather_once` is
-    that of `LearnerConfig`. A `lora_rank` above 0 trains adapters.
+    `micro_batches` is their number per rank and update; during the first there are no gradients yet. `gather_once` is
+    as in `LearnerConfig`. A `lora_rank` above 0 trains adapters.
     """
     if lora_rank:
         return _adapter_memory(shape, layout, precision, reference, gather_once, lora_rank)
@@ -210,7 +210,7 @@ def _activations(shape: ModelShape, layout: Layout, precision: Precision, in_fli
 
 
 def _kept_features(shape: ModelShape, layout: Layout) -> float:
-    """Return the features of a token that the backward of one layer reads."""
+    """Return the features per token that the backward pass of one layer reads."""
     stream: float = 4 * shape.hidden  # before and after the norms of attention and MLP
     attention = 2 * shape.query + 2 * shape.key  # queries, keys, values, output
     if shape.qk_norm:
@@ -220,7 +220,7 @@ def _kept_features(shape: ModelShape, layout: Layout) -> float:
     if shape.num_experts:
         wide += copies * shape.hidden  # the token once per expert
     if layout.backend == "megatron":
-        # Without compilation the activated half, norms before the rotation and dropout masks are kept too.
+        # Without compilation the activated half, norms before the rotation and dropout masks are also kept.
         wide += copies * width
         attention += shape.query + shape.key
         stream += 2.5 * shape.hidden
@@ -235,7 +235,7 @@ def _selected_features(shape: ModelShape, layout: Layout) -> float:
         width, copies = (shape.expert_mlp, shape.experts_per_token) if shape.num_experts else (shape.mlp, 1)
         again = copies * (4 * width + (shape.hidden if shape.num_experts else 0))
         return _kept_features(shape, layout) - again
-    # Kept are the results of attention and of the narrow matrix products, and the layer's input.
+    # It keeps the results of attention and of narrow matrix products, and the layer's input.
     return 2 * shape.hidden + 2 * shape.query + 2 * shape.key
 
 

@@ -11,7 +11,7 @@ from agentloop.trainer.planning.flops import head_width, mlp_width
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ModelShape:
-    """Widths are in features. A vision tower is not counted, because it is small compared with the decoder."""
+    """Shape of a decoder; widths are in features. A vision tower is not counted, because it is relatively small."""
 
     layers: int
     hidden: int
@@ -34,7 +34,7 @@ class ModelShape:
     linear_layers: int = 0
     """Layers with linear attention, which cache no keys and values."""
     latent: int = 0
-    """Numbers that multi-head latent attention caches for a token and layer; 0: all keys and values are cached."""
+    """Numbers that multi-head latent attention caches per token and layer; 0: all keys and values are cached."""
     has_tower: bool = False
     """Whether it has a vision tower."""
 
@@ -55,7 +55,7 @@ class ModelShape:
             head_dim=head_width(config, heads),
             mlp=mlp_width(config),
             vocab=config.vocab_size,
-            # In a model with vision the outer config has this key, and that of the text may not.
+            # In vision models the outer config has this key, but the text config may lack it.
             tied=bool(getattr(hf_config, "tie_word_embeddings", getattr(config, "tie_word_embeddings", True))),
             qk_norm=str(getattr(config, "model_type", "")).startswith("qwen3"),
             dense_parameters=dense,
@@ -126,7 +126,7 @@ def _count(text_config: Any) -> tuple[int, int]:
     import torch
     from transformers import AutoModel
 
-    with torch.device("meta"):  # no memory, no time
+    with torch.device("meta"):  # takes neither memory nor time
         model = AutoModel.from_config(deepcopy(text_config), attn_implementation="eager")
     counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(count for name, count in counts.items() if ".experts." in name)

@@ -1,4 +1,4 @@
-"""Turn a config with a number of GPUs into one that assigns them to the learner and the engines."""
+"""Assign the GPUs of a config to learner and engines."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from agentloop.trainer.sizing.search import PlannedRun
 from agentloop.trainer.sizing.step_time import Work
 
 _SAMPLED = 0.5
-"""Part of an episode's tokens that is sampled; the others are prompts and tool results."""
+"""Assumed fraction of an episode's tokens that is sampled; the others are prompts and tool results."""
 _ENGINE_SHARE = 0.95
-"""Part of the memory beside the learner that an engine gets; the rest is a margin for uncounted buffers."""
+"""Fraction of the memory next to the learner that an engine gets; the rest is a margin for uncounted buffers."""
 
 
 def place(config: RunConfig, hf_config: Any) -> tuple[RunConfig, Placed | None]:
     """Return the config with all settings that follow from `placement`, and the placement.
 
-    Returns the config unchanged and None if `placement.n_gpus` is not set. `hf_config` is the
-    transformers config of the model. Raises `UserError` if the placement is impossible or contradicts other settings.
+    Returns the config unchanged and None if `placement.n_gpus` is not set. `hf_config` is the transformers config of
+    the model. Raises `UserError` if the placement is impossible or contradicts other settings.
     """
     if config.placement.n_gpus is None:
         return config, None
@@ -47,7 +47,7 @@ def check_devices(config: RunConfig) -> None:
         fix = (
             f"Set placement.n_gpus={here * wanted.nnodes}, or raise placement.nnodes to the number of your nodes."
             if here
-            else "Start the run on a node with GPUs, or leave `placement` out to run on CPUs."
+            else "Start the run on a node with GPUs, or omit `placement` to run on CPUs."
         )
         raise UserError(
             f"placement.n_gpus is {wanted.n_gpus} on {wanted.nnodes} nodes, {per_node} on each, but this node has "
@@ -60,8 +60,8 @@ def planned(
 ) -> PlannedRun:
     """Return the inputs of the estimates for a run.
 
-    Episodes have `mean_tokens` on average (None: half of the longest), and the part `sampled` of these is sampled.
-    The estimates assume that an auxiliary model is as large as the policy.
+    Episodes have `mean_tokens` on average (None: half of the longest), of which the fraction `sampled` is sampled. The
+    estimates assume that an auxiliary model is as large as the policy.
     """
     learner = config.learner.replace(model=config.model)
     longest = config.max_tokens(getattr(hf_config.get_text_config(), "max_position_embeddings", None))
@@ -94,7 +94,7 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
     workers = {"kind": "ray", "count": placement.num_engines, "gpus": placement.engine_size}
     learner = {"ranks": placement.learner_gpus, "nodes": placement.learner_nodes}
     faults = [
-        f"{section}.{name} is {value}, but the placement sets it to {derived[name]}: remove it."
+        f"{section}.{name} is {value}, but the placement requires {derived[name]}: remove it."
         for section, settings, derived in (
             ("workers", config.workers, workers),
             ("learner", config.learner, learner),
@@ -120,8 +120,8 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
 
 def lines(placed: Placed) -> dict[str, str]:
     """Return a summary of the placement for the user, as label -> text."""
-    turns = "engines sleep while the learner trains, the learner while they sample: about "
-    sleep = {"turns": f"{turns}{placed.handover_seconds:.1f} s a step (estimated)"} if placed.sleeps else {}
+    turns = "engines sleep while the learner trains, and the learner sleeps while they sample: about "
+    sleep = {"turns": f"{turns}{placed.handover_seconds:.1f} s per step (estimated)"} if placed.sleeps else {}
     return (
         placed.placement.lines()
         | sleep

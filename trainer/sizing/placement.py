@@ -1,4 +1,4 @@
-"""`Placement`: which GPUs of a run the learner and the engines use."""
+"""`Placement`: the GPUs of learner and engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LayoutName = Literal["colocated", "separate", "mixed"]
 class Placement:
     """An assignment of GPUs to the learner and to engines.
 
-    The learner has the first GPUs of the first node, or all GPUs of the first nodes. Engines use consecutive GPUs.
+    The learner has the first GPUs of the first node, or all GPUs of the first nodes. Each engine has consecutive GPUs.
     """
 
     layout: LayoutName
@@ -101,7 +101,7 @@ class Placement:
         if self.engine_size > self.gpus_per_node:
             yield (
                 f"An engine needs tensor_parallel_size {self.engine_tensor} * pipeline_parallel_size "
-                f"{self.engine_pipeline} = {self.engine_size} GPUs of one node, but a node has {self.gpus_per_node}. "
+                f"{self.engine_pipeline} = {self.engine_size} GPUs on one node, but a node has {self.gpus_per_node}. "
                 "Lower tensor_parallel_size in engine.options."
             )
         elif self.num_engines == 0:
@@ -114,7 +114,7 @@ class Placement:
     def lines(self) -> dict[str, str]:
         """Return a summary for the user, as label -> text."""
         parts = f"data {self.data_parallel} * model {self.model_parallel}"
-        where = {"colocated": "the same GPUs", "separate": "GPUs of their own", "mixed": "all GPUs"}[self.layout]
+        where = {"colocated": "the same GPUs", "separate": "their own GPUs", "mixed": "all GPUs"}[self.layout]
         engines = " + ".join(str(count) for count in self.engines_of_nodes)
         return {
             "placement": f"{self.layout}: {self.n_gpus} GPUs on {self.nnodes} nodes, {self.idle_gpus} of them unused",

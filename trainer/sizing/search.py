@@ -1,4 +1,4 @@
-"""Search the layouts of a run that fit a number of GPUs, the fastest first, and explain why the others do not."""
+"""Search for layouts of a run that fit a number of GPUs, fastest first, and explain why the others do not fit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from agentloop.trainer.sizing.step_time import Work, rollout_seconds, training_s
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Cluster:
-    """GPUs of a run: engines share those of the learner, or work at the same time on `engine_gpus` of their own."""
+    """GPUs of a run: engines share the learner's GPUs, or use `engine_gpus` of their own concurrently."""
 
     gpu: Gpu
     gpus: int
     gpus_per_node: int = 8
     engine_gpus: int = 0
     sleep: bool | Literal["auto"] = "auto"
-    """Whether engines on the learner's GPUs sleep while it trains; auto: if only this fits, or it is faster."""
+    """Whether engines on the learner's GPUs sleep while it trains; auto: only if nothing else fits, or if it is
+    faster."""
 
     @property
     def learner_gpus(self) -> int:
@@ -47,7 +48,7 @@ class Cluster:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class PlannedRun:
-    """The properties of a run that estimates need: its models and the work of a step."""
+    """Properties of a run that estimates need: its models and the work of a step."""
 
     shape: ModelShape
     flops: ModelFlops
@@ -66,7 +67,7 @@ class PlannedRun:
     lora_rank: int = 0
     """Rank of the adapters; 0: all weights are trained."""
     scale: float = 1.0
-    """Measured over estimated seconds of training."""
+    """Ratio of measured to estimated training seconds."""
 
     @classmethod
     def of(cls, hf_config: Any, work: Work, precision: Precision, **options: Any) -> PlannedRun:
@@ -114,7 +115,7 @@ class Found:
 def search(run: PlannedRun, cluster: Cluster, backends: tuple[BackendName, ...]) -> Found:
     """Estimate all candidate layouts and sort those that fit.
 
-    Of layouts whose times are within 1 %, the simplest comes first, then the one that leaves the most memory.
+    Among layouts whose times are within 1 %, the simplest comes first, then the one with the most free memory.
     """
     obstacles: Counter[str] = Counter()
     fitting: list[Estimate] = []
@@ -208,7 +209,7 @@ def _auxiliary_memory(run: PlannedRun, layout: Layout, training: TrainingMemory)
 
 
 def _shelf(shape: ModelShape, layout: Layout, cluster: Cluster, *, sleeps: bool) -> float:
-    """Return the bytes of the weight shelf on a GPU: spread over the learner's ranks of a node, or 0 on the host."""
+    """Return the bytes of the weight shelf on a GPU, spread over a node's learner ranks; 0 if it is on the host."""
     if layout.offload == "all" or sleeps:
         return 0.0
     return 2 * shape.parameters / min(layout.gpus, cluster.gpus_per_node)

@@ -1,4 +1,4 @@
-"""Memory of a GPU that has a learner rank and an engine, at the same time or in turns."""
+"""Memory of a GPU shared by a learner rank and an engine, concurrently or in turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentloop.trainer.sizing.memory import OUTSIDE, TrainingMemory
 
 _GIB = 2**30
 ENGINE_OUTSIDE = 3 * _GIB
-"""Bytes of an engine besides weights and cache: CUDA context, graphs, activations."""
+"""Bytes of an engine in addition to weights and cache: CUDA context, graphs, activations."""
 ASLEEP = 2 * _GIB
 """Bytes of a sleeping engine on the GPU: CUDA context and graphs."""
 _PINNED = 25e9
@@ -32,7 +32,7 @@ class Sharing:
 
     @property
     def learner_away(self) -> float:
-        """Bytes that the learner offloads to the host, and loads again, for the engine's turn."""
+        """Bytes that the learner offloads to the host for the engine's turn."""
         training = self.training
         kept = training.weights + training.optimizer + training.reference + training.auxiliary
         return kept if self.sleeps else 0.0
@@ -51,21 +51,21 @@ class Sharing:
 
     @property
     def handover_seconds(self) -> float:
-        """Seconds of a step to offload and reload the learner, and to pass weights through the host."""
+        """Seconds per step to offload and reload the learner, and to copy weights through host memory."""
         return (2 * self.learner_away + 2 * self.engine_weights) / _PINNED if self.sleeps else 0.0
 
     def obstacle(self, longest: float) -> str:
-        """Return why it does not fit if the longest episode needs `longest` bytes of cache; empty if it fits."""
+        """Return why both do not fit if the longest episode needs `longest` bytes of cache; empty if they fit."""
         training, memory = self.training, self.gpu.memory
         beside = OUTSIDE + self.shelf + (ASLEEP if self.sleeps else 0.0)
         if training.total + beside > memory:
             kept = training.weights + training.compute_weights + training.gradients + training.optimizer
             kept += training.reference + training.auxiliary
-            part = "weights, gradients and optimizer alone" if kept > memory else "activations beside the weights"
+            part = "weights, gradients and optimizer alone" if kept > memory else "activations in addition to weights"
             return f"The learner needs more than a GPU has ({memory / _GIB:.0f} GiB): {part}."
         if self.sleeps and self.learner_away + self.engine_weights + beside > memory:
-            return "The engine receives new weights while those of the learner are on the GPU, and both do not fit."
+            return "The engine receives new weights while the learner's are on the GPU, but both do not fit."
         if self.cache < longest:
-            where = " beside the learner" if self.is_shared and not self.sleeps else ""
-            return f"The engine{where} has no room for the KV cache of one episode of the longest kind."
+            where = " next to the learner" if self.is_shared and not self.sleeps else ""
+            return f"The engine{where} has no room for the KV cache of an episode of maximal length."
         return ""

@@ -1,8 +1,8 @@
 """Seconds of a training step and of its rollouts, from FLOPs, bytes and rates.
 
-The estimates are rough; their purpose is to rank layouts. On one H200 with FlashAttention 4 they are within a fifth of
-the measurements (`benchmarks/results/train_step_*`). On two H200 the order of layouts is right (`megatron_step_*`), but
-seconds are too low by a quarter to a half. `calibration` corrects them with the metrics of a run.
+The estimates are rough; their purpose is to rank layouts. On one H200 with FlashAttention 4 they are within 20 % of the
+measurements (`benchmarks/results/train_step_*`). On two H200 the ranking is correct (`megatron_step_*`), but seconds
+are 25 to 50 % too low. `calibration` corrects them with the metrics of a run.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.model_shape import ModelShape
 
 _MFU = ((512, 0.36), (1024, 0.45), (2048, 0.53), (4096, 0.55))
-"""(hidden size of a tensor-parallel rank, share of the peak FLOPs that a step reaches).
+"""Pairs of (hidden size of a tensor-parallel rank, fraction of peak FLOPs that a step reaches).
 
 The first entry comes from a model of width 1024 over two ranks, the last from single matrix products.
 """
 _UNCOMPILED = 0.72
-"""Factor on this share if layers are not compiled (megatron), from `megatron_step_0.6B_2` against fsdp."""
+"""Factor on this fraction if layers are not compiled (megatron), from `megatron_step_0.6B_2` compared with fsdp."""
 _OVERLAP = 0.7
-"""Assumed share of FSDP's transfers that overlap with computation."""
+"""Assumed fraction of FSDP's transfers that overlap with computation."""
 _PCIE, _HOST_MEMORY = 25e9, 50e9
 """Assumed bytes per second of one GPU's share of PCIe and of host memory, for offload."""
 _HALF, _SINGLE = 2, 4
@@ -36,9 +36,9 @@ class Work:
     trajectories: int
     mean_tokens: float
     longest: int
-    """Most tokens of a trajectory."""
+    """Largest number of tokens of a trajectory."""
     trained: float
-    """Share of the tokens that are sampled."""
+    """Fraction of the tokens that are sampled."""
     updates: int = 1
 
     @property
@@ -53,7 +53,7 @@ class Work:
 
 
 def step_flops(flops: ModelFlops, work: Work, *, is_frozen: bool = False) -> float:
-    """Return the FLOPs of forward and backward; frozen weights have no gradient.
+    """Return the FLOPs of forward and backward passes; frozen weights have no gradient.
 
     The mean square of lengths is assumed to be 1.5 times the square of the mean.
     """
@@ -74,7 +74,7 @@ def training_seconds(
 ) -> float:
     """Return the training seconds of one step with all its updates.
 
-    `scale` is measured over estimated seconds of a run on this kind of GPU. A `lora_rank` above 0 trains adapters.
+    `scale` is the ratio of measured to estimated seconds on this kind of GPU. A `lora_rank` above 0 trains adapters.
     """
     trained = shape.trained_parameters(lora_rank)
     needed = step_flops(flops, work, is_frozen=lora_rank > 0)
@@ -89,7 +89,7 @@ def training_seconds(
 
 
 def _efficiency(hidden: float) -> float:
-    """Interpolate the share of the peak FLOPs linearly between the entries of `_MFU`."""
+    """Interpolate the fraction of peak FLOPs linearly between the entries of `_MFU`."""
     (low, first), *rest = _MFU
     if hidden <= low:
         return first * max(hidden / low, 0.05)

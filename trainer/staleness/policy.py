@@ -1,13 +1,13 @@
-"""`StalenessPolicy` decides when a group may begin, when it may be trained, and when weights change.
+"""`StalenessPolicy` decides when a group may start, when it may be trained, and when engines take new weights.
 
-A policy version is a number of training steps. The staleness of a token is the version that is trained less the version
-that sampled it. A group that was admitted at engine version e has no token older than e. So its deadline, the last
-version at which it may be trained, is e + max_staleness. One invariant keeps all deadlines. Sort the admitted groups by
-deadline and train B groups a step; then the group at position p (from 0) has
+A policy version is a number of training steps. The staleness of a token is the version in training minus the version
+that sampled it. A group admitted at engine version e has no token older than e. So its deadline, the last version at
+which it may be trained, is e + max_staleness. One invariant guarantees all deadlines. Sort the admitted groups by
+deadline and train B groups per step; then the group at position p (from 0) must satisfy
 
     deadline >= learner version + p // B
 
-Each group is trained in time if steps take the earliest deadlines first. Three rules keep the invariant:
+Then each group is trained in time if steps take the earliest deadlines first. Three rules preserve the invariant:
 
 admit   at most (max_staleness + 1 - lag) * B groups, less those in the queue; lag is the learner's version less the
         engine's. This is the capacity of AReaL (arXiv 2505.24298), counted from the engine's version, which makes it
@@ -44,7 +44,7 @@ class Swap(StrEnum):
     WHEN_IDLE = "when_idle"
     """When no episode runs; finished groups may wait for the learner."""
     IN_FLIGHT = "in_flight"
-    """At once: episodes continue with the new weights, even in the middle of a turn."""
+    """Immediately: episodes continue with the new weights, even in the middle of a turn."""
 
 
 _PRESETS: dict[str, tuple[int, Swap]] = {
@@ -62,26 +62,26 @@ class QueuedGroup:
 
     request: RolloutRequest
     version: int
-    """The engine's version at the admission: no token of the group is older."""
+    """Engine version at admission; no token of the group is older."""
     number: int
-    """Position in the order of all admissions, from 0."""
+    """Index in the order of all admissions."""
     started: float = 0.0
     """Time of the admission, in seconds of the event loop's clock."""
     group: Group | None = None
     """None while its episodes run."""
     fate: str = ""
-    """How it left the queue: `trained`, or `dropped/<reason>`."""
+    """Outcome when it leaves the queue: `trained`, or `dropped/<reason>`."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Episodes that the finished group left out, by reason."""
+    """Reason -> number of episodes that are not in the finished group."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """The finished group's trajectories; empty while its episodes run."""
+        """Trajectories of the finished group; empty while its episodes run."""
         return self.group.trajectories if self.group else []
 
     @property
     def num_episodes(self) -> int:
-        """Episodes of the group; while it runs, the requested ones."""
+        """Number of episodes of the group; while it runs, the requested number."""
         return self.request.n if self.group is None else len(self.group.trajectories)
 
     @property
@@ -94,24 +94,23 @@ class QueuedGroup:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class StalenessPolicy:
-    """The rules of the module's docstring as pure functions of versions and counts."""
+    """The rules in the module's docstring, as pure functions of versions and counts."""
 
     max_staleness: int
-    """Bound of the staleness in steps; 0 trains every token with the weights that sampled it."""
+    """Bound on the staleness in steps; 0: every token trains the weights that sampled it."""
     swap: Swap
     groups_per_step: int
     window: int | None = None
-    """Number of oldest groups that may be trained: the smaller, the less a step prefers short episodes.
-    `groups_per_step` is first in, first out; with None only the bound applies."""
+    """Number of oldest groups that may be trained; smaller values reduce the bias towards short episodes.
+    `groups_per_step` is first in, first out; None applies only the bound."""
     when_late: WhenLate = "wait"
-    """Treatment of a straggler that the next step would make too old, once the engine has no other group to play.
-
-    wait: learner and engine wait for it. drop: abort it. mask: train it when it has ended; tokens that are too old by
-    then carry no loss."""
+    """Handling of a straggler that the next step would make too old, once the engine has no other group to play. wait:
+    learner and engine wait for it. drop: abort it. mask: train it when it has ended, without loss on tokens that are
+    then too old."""
 
     @classmethod
     def of(cls, config: StalenessConfig, groups_per_step: int) -> StalenessPolicy:
-        """Make the policy of a config. Raises `UserError` if its settings contradict each other."""
+        """Return the policy of a config. Raises `UserError` if its settings contradict each other."""
         return cls.preset(
             config.mode,
             groups_per_step=groups_per_step,
@@ -145,7 +144,7 @@ class StalenessPolicy:
             )
         if mode != "on_policy" and bound < 1:
             raise UserError(
-                f"staleness.max_staleness is {bound}, so nothing would overlap. Set it to 1 or more, or set "
+                f"staleness.max_staleness is {bound}, so nothing could overlap. Set it to 1 or more, or set "
                 "staleness.mode=on_policy."
             )
         if window is not None and window < groups_per_step:
@@ -167,20 +166,20 @@ class StalenessPolicy:
 
     @property
     def admits_in_rounds(self) -> bool:
-        """Whether the next groups begin only when no episode runs any more.
+        """Whether the next groups start only after all episodes have ended.
 
-        Waiting for room does not age such groups: their weights do not change before they are trained.
+        Waiting for room does not age such groups, because weights do not change before they are trained.
         """
         return self.swap is Swap.WHEN_TRAINED
 
     def capacity(self, num_admitted: int, *, learner: int, engine: int) -> int:
-        """Return the number of groups that may be admitted at these versions without any group becoming too old."""
+        """Return the number of groups that can be admitted at these versions without making any group too old."""
         return max((self.max_staleness + 1 - (learner - engine)) * self.groups_per_step - num_admitted, 0)
 
     def select(
         self, admitted: Sequence[QueuedGroup], *, learner: int, more_to_come: bool, engine_idles: bool = False
     ) -> list[QueuedGroup] | None:
-        """Return the groups that the next step trains on, or None to wait until more groups are finished.
+        """Return the groups that the next step trains on; None: wait until more groups are finished.
 
         `admitted` is sorted by `deadline_order`. A step has `groups_per_step` groups. It has fewer only if nothing runs
         and nothing will be admitted before the step (`more_to_come` is False). `engine_idles` means that the engine has
@@ -197,15 +196,15 @@ class StalenessPolicy:
         return ready
 
     def _in_time(self, left: Sequence[QueuedGroup], learner: int) -> bool:
-        """Return whether these groups stay in time after the step of this version; late groups are ignored."""
+        """Return whether these groups can meet their deadlines after this version's step; late groups are ignored."""
         places = ((place // self.groups_per_step, each.version + self.max_staleness) for place, each in enumerate(left))
         return all(deadline >= learner + 1 + steps or deadline < learner for steps, deadline in places)
 
     def late(self, admitted: Sequence[QueuedGroup], *, learner: int) -> list[QueuedGroup]:
-        """Return the groups that may not be trained any more.
+        """Return the groups that must not be trained any more.
 
-        With `when_late` drop these are stragglers, with mask groups that have no token left, and otherwise only surplus
-        groups of over-sampling.
+        With `when_late` drop these are stragglers, with mask groups without a remaining token, and otherwise only
+        surplus groups from over-sampling.
         """
         late = [each for each in admitted if each.version + self.max_staleness < learner]
         if self.when_late != "mask":
@@ -218,9 +217,9 @@ class StalenessPolicy:
         """Return whether the engine should take new weights now.
 
         WHEN_IDLE has a choice if finished groups for j steps wait. Either a smaller round of max_staleness + 1 - j
-        steps begins at once, or the engine rests until they are trained and then plays a whole round. Every round ends
-        with a tail in which the engine is nearly empty. `tail_seconds` is the length of the last tail, `step_seconds`
-        that of a training step. The choice with the smaller loss for each step of the round wins.
+        steps starts immediately, or the engine idles until they are trained and then plays a full round. Every round
+        ends with a tail in which the engine is almost empty. `tail_seconds` is the length of the last tail,
+        `step_seconds` the length of a training step. The choice with less idle time per step of the round is taken.
         """
         match self.swap:
             case Swap.WHEN_TRAINED:
@@ -234,7 +233,7 @@ class StalenessPolicy:
                 return True
 
     def round_size(self, missing: int, oversampling: float) -> int:
-        """Return the number of groups that begin together, so that `missing` of them are expected to be useful.
+        """Return the number of groups to start together, so that `missing` of them are expected to be useful.
 
         Without rounds, groups are replaced one by one as they end, so nothing needs over-sampling.
         """
@@ -242,5 +241,5 @@ class StalenessPolicy:
 
 
 def deadline_order(admitted: QueuedGroup) -> tuple[int, int]:
-    """Return the sort key of deadlines: age, then admission."""
+    """Return the sort key of deadlines: engine version, then order of admission."""
     return admitted.version, admitted.number

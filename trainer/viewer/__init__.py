@@ -1,1 +1,1 @@
-"""`agentloop view`: show the files of a run in a browser. It comes after the run and only reads."""
+"""`agentloop view`: shows the files of a run in a browser; read-only."""

@@ -1,4 +1,4 @@
-"""The web application: the page and its data."""
+"""The web application of `agentloop view`: the page and its data."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 PAGE = Path(__file__).parent / "page"
 _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"
-"""Content security policy: text of a model cannot run or call home, even if the page inserted it as HTML."""
+"""Content security policy: text of a model cannot run code or send requests, even if it were inserted as HTML."""
 
 
 def application(runs: Runs, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")) -> FastAPI:
-    """Return an application that serves runs, by name and read-only.
+    """Return an application that serves runs by name, read-only.
 
-    Requests for hosts other than `hosts` are refused, so that no other web page can read the run through the user's
+    Requests for hosts other than `hosts` are rejected, so that other web pages cannot read the runs through the user's
     browser (DNS rebinding).
     """
     app = FastAPI(title="agentloop view", docs_url=None, redoc_url=None)
@@ -37,7 +37,7 @@ def application(runs: Runs, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost
 
     def records_of(run: str) -> Records:
         if run not in runs:
-            raise KeyError(f"{run!r} is none of the runs shown here: {', '.join(runs)}")
+            raise KeyError(f"{run!r} is not one of the runs shown: {', '.join(runs)}")
         return runs[run]
 
     @app.middleware("http")
@@ -83,7 +83,7 @@ def application(runs: Runs, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost
 
 
 def _once(make: Callable[[], T]) -> Callable[[], T]:
-    """Return a function that calls `make` at its first call only. Requests run in threads: the others wait for it."""
+    """Return a function that calls `make` only once; concurrent calls wait for the first."""
     lock, made = Lock(), cache(make)
 
     def get() -> T:
@@ -94,7 +94,7 @@ def _once(make: Callable[[], T]) -> Callable[[], T]:
 
 
 def _decoder(records: Records) -> Decode | None:
-    """Return the decoder of the run's model; None if its tokenizer is gone."""
+    """Return the decoder of the run's model; None if its tokenizer is missing."""
     from agentloop.rendering import renderer_for
 
     for folder in (records.folder.model, Path(str(records.config().get("model", "")))):

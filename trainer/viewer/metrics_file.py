@@ -1,4 +1,4 @@
-"""`MetricsFile`: the lines of a `metrics.jsonl` that may still grow."""
+"""`MetricsFile`: reads a growing `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class MetricsFile:
-    """The complete lines of a metrics file. Each call reads only what is new."""
+    """The complete lines of a metrics file. Each call reads only new lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -21,7 +21,7 @@ class MetricsFile:
     def read(self) -> tuple[int, list[dict[str, float | None]]]:
         """Return the generation of the file, and all its complete lines; NaN and infinity become None.
 
-        A run that resumes replaces the file by a shorter one: then the generation changes.
+        A run that resumes replaces the file by a shorter one, which changes the generation.
         """
         with self._lock:
             if self._path.is_file():

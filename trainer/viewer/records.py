@@ -17,9 +17,9 @@ from agentloop.trainer.viewer.metrics_file import MetricsFile
 
 _ROLLOUT = "trajectories.jsonl"
 _FILES_KEPT = 4
-"""Trajectory files kept in memory, because showing a part of a file reads all of it."""
+"""Number of trajectory files to cache, because showing a part of a file reads all of it."""
 _TASK_CHARACTERS = 300
-"""Longest text of a task in a table."""
+"""Largest number of characters of a task in a table."""
 
 
 def is_run(folder: Path) -> bool:
@@ -28,7 +28,7 @@ def is_run(folder: Path) -> bool:
 
 
 class Records:
-    """The files of one run, read at each request, so that the run may still be going on.
+    """The files of one run, read on each request, so that the run may still be running.
 
     Raises `UserError` if neither `agentloop train` nor `agentloop rollout` wrote the folder.
     """
@@ -45,7 +45,7 @@ class Records:
         self._lock = threading.Lock()
 
     def state(self) -> dict[str, Any]:
-        """Return what changes while a run goes on; the page asks for it every few seconds."""
+        """Return the state that changes during a run; the page polls it every few seconds."""
         generation, lines = self._metrics.read()
         return {
             "path": str(self.folder.root.resolve()),
@@ -112,7 +112,7 @@ class Records:
 
 
 def _kind(name: str) -> str:
-    """Return what a trajectory file holds, by its name without suffix."""
+    """Return the kind of a trajectory file (train, eval or rollout) from its name without suffix."""
     return {"eval": "eval", "step": "train"}.get(name.partition("_")[0], "rollout")
 
 
@@ -143,7 +143,7 @@ def _summary(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def task_text(data: dict[str, Any]) -> str:
-    """Return the text of the task: the last message of the user before the model's first turn."""
+    """Return the text of the task: the last user message before the model's first turn."""
     before = itertools.takewhile(lambda message: message["role"] != "assistant", data["messages"])
     asked = [message["content"] for message in before if message["role"] == "user"]
     if not asked:

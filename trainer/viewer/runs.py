@@ -1,4 +1,4 @@
-"""Find the runs to show, and name each of them."""
+"""Find the runs to show, and name them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from agentloop.errors import UserError
 from agentloop.trainer.viewer.records import Records, is_run
 
 _DEPTHS = ("*", "*/*")
-"""Where runs lie below a folder of runs."""
+"""Glob patterns of runs below a folder."""
 
 
 class Runs(Mapping[str, Records]):
     """The runs of folders, by name. A folder is a run, or a folder that has runs below it.
 
-    The name is the folder's own if that is unique, else its path below what all have in common. Raises `UserError` for
-    a folder without a run.
+    The name is the folder's name if that is unique, or else its path below the common parent. Raises `UserError` for a
+    folder without a run.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -32,7 +32,7 @@ class Runs(Mapping[str, Records]):
         self._runs = {name: Records(run) for name, run in zip(names, found, strict=True)}
 
     def refresh(self) -> None:
-        """Add the runs that began since. The names of the others stay; a new run whose name is taken gets its path."""
+        """Add runs that have started since, without renaming others; a new run whose name is taken gets its path."""
         with self._lock:
             known = {records.folder.root for records in self._runs.values()}
             for run in self._find():
@@ -57,7 +57,7 @@ def newest(folder: Path) -> Path:
     """Return the newest run below `folder`. Raises `UserError` if there are no runs."""
     runs = _below(folder)
     if not runs:
-        raise UserError(f"There are no runs below {folder.resolve()}. Give the folder of a run: agentloop view FOLDER.")
+        raise UserError(f"There are no runs below {folder.resolve()}. Pass the folder of a run: agentloop view FOLDER.")
     return max(runs, key=lambda path: path.stat().st_mtime)
 
 

@@ -1,4 +1,4 @@
-"""Convert the token stream of a trajectory into pieces of text for the page."""
+"""Convert the token stream of a trajectory to pieces of text for the page."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Decode = Callable[[Sequence[int]], str]
 
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 8
-"""Most tokens of one character; longer invalid sequences are shown as they are."""
+"""Largest number of tokens per character; longer invalid sequences are shown as decoded."""
 
 
 def shown(data: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
-    """Return a written trajectory with its segments as text, or as ids if `decode` is None.
+    """Return a stored trajectory with its segments as text, or as ids if `decode` is None.
 
     A sampled segment has `pieces`, `ids`, `logprobs` and `versions`, with one entry per piece; the others have `text`.
     """

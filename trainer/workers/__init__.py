@@ -1,1 +1,1 @@
-"""The rollout workers of a run: between the schedule, which requests groups, and engines, which sample turns."""
+"""Rollout workers of a run: they get requests for groups from the schedule and play them with engines."""

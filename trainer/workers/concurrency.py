@@ -1,24 +1,23 @@
-"""`ConcurrencyLimit`: how many episodes one engine has room for, by additive increase, multiplicative decrease."""
+"""`ConcurrencyLimit`: adapts the number of episodes of an engine by additive increase, multiplicative decrease."""
 
 from __future__ import annotations
 
 FULL = 0.9
-"""Share of the cache above which the engine evicts keys and values that it will need again."""
+"""Fraction of the cache above which the engine evicts keys and values that it will need again."""
 CLEAR = 0.75
-"""Share of the cache below which more episodes may begin."""
+"""Fraction of the cache below which more episodes may start."""
 GROWTH = 0.25
-"""Growth of the limit for each episode that ends: a quarter per turnover."""
+"""Growth of the limit per episode that ends, which is a quarter per turnover."""
 DECREASE = 0.8
 
 
 class ConcurrencyLimit:
-    """Episodes in flight on one engine.
+    """Limit on the episodes in flight on one engine.
 
-    What counts is the cache that trajectories need, those parked on a tool included: an engine sees these as free until
-    they come back and compute everything again. Starts with as many episodes as fit whatever their length, grows while
-    the limit binds and the cache is clear, falls when it is full. Without a cache size it is `most`.
-
-    `cache_tokens` is the size of the cache, `longest` the most tokens of one trajectory.
+    It counts the KV cache of all trajectories, including those that wait for a tool: an engine treats their cache as
+    free and would recompute it later. The limit starts with the number of episodes that fit at maximal length, grows
+    while it is reached and the cache has room, and falls when the cache is full. Without a cache size it is `most`.
+    `cache_tokens` is the size of the cache, `longest` the largest number of tokens of a trajectory.
     """
 
     def __init__(self, most: int, *, cache_tokens: int | None, longest: int) -> None:
@@ -34,7 +33,7 @@ class ConcurrencyLimit:
         return int(self._limit)
 
     def room(self, in_flight: int) -> int:
-        """Return how many episodes may begin now."""
+        """Return how many episodes may start now."""
         return max(self.limit - in_flight, 0)
 
     def cache_use(self, resident_tokens: int) -> float | None:
@@ -46,7 +45,7 @@ class ConcurrencyLimit:
         if use is None:
             return
         if use > FULL:
-            # Once, until the episodes above the new limit are gone: they fill the cache meanwhile.
+            # Lower it only once until the surplus episodes have ended, because they fill the cache meanwhile.
             if in_flight <= self.limit:
                 self._limit = max(self._limit * DECREASE, 1.0)
         elif use < CLEAR and in_flight + ended >= self.limit:

@@ -1,4 +1,4 @@
-"""Describe in words what a process is doing, for the message about one that hangs."""
+"""Describe the activity of a process, for messages about a hanging process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SHOWN = 4
 
 
 def waiting_tasks(loop: asyncio.AbstractEventLoop) -> str:
-    """Return where the tasks of a running loop wait, the most frequent places first. Any thread may call it."""
+    """Return the places at which the tasks of a running loop wait, most frequent first. Any thread may call it."""
     places = Counter(_place(task.get_coro()) for task in asyncio.all_tasks(loop) if not task.done())
     return "; ".join(f"{count} in {place}" for place, count in places.most_common(_SHOWN)) or "no task"
 
 
 def running_code(thread: int) -> str:
-    """Return the innermost frames of a thread, the innermost last."""
+    """Return the innermost frames of a thread, innermost last."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "a thread that has ended"
@@ -29,7 +29,7 @@ def running_code(thread: int) -> str:
 
 
 def _place(coroutine: Any) -> str:
-    """Return the innermost coroutine that a task awaits and that is not asyncio's own."""
+    """Return the innermost coroutine, outside asyncio, that a task awaits."""
     found = "?"
     while coroutine is not None:
         frame: FrameType | None = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)

@@ -1,11 +1,11 @@
-"""`LengthMemory`: expect the length of a task's episodes from those before."""
+"""`LengthMemory`: predicts the length of a task's episodes from earlier ones."""
 
 from __future__ import annotations
 
 from agentloop.types.requests import RolloutRequest
 
 WEIGHT = 0.5
-"""Weight of the newest group in the average of a task: policies change."""
+"""Weight of the newest group in the moving average of a task."""
 
 
 class LengthMemory:
@@ -16,7 +16,7 @@ class LengthMemory:
         self._sum = 0.0
 
     def learn(self, request: RolloutRequest, longest: int) -> None:
-        """Note the tokens of the longest trajectory of a group that ended."""
+        """Record the number of tokens of the longest trajectory of a finished group."""
         key = (request.split, request.row)
         before = self._known.get(key)
         value = float(longest) if before is None else before + WEIGHT * (longest - before)

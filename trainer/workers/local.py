@@ -1,4 +1,4 @@
-"""`LocalWorkers`: one engine and its agent loops, in this process and on this event loop."""
+"""`LocalWorkers`: one engine and its agent loops in this process and event loop."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LocalWorkers(Workers):
         await self.engine.update_weights(weights, version)
 
     def metrics(self) -> dict[str, float]:
-        """Return how often the engine was restarted, by kind of failure."""
+        """Return the number of engine restarts by kind of failure."""
         return {f"workers/engine_{kind}": float(count) for kind, count in self.engine.restart_counts.items()}
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The rollout workers of a run as the run loop sees them, in this process or spread over a cluster."""
+"""Interface of the rollout workers of a run, in this process or on a cluster."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Workers(EngineControl, Protocol):
-    """All rollout workers of a run, steered as one engine is: `Learner.publish(workers, version)`.
+    """All rollout workers of a run, controlled like one engine: `Learner.publish(workers, version)`.
 
-    Tools go on in a pause and asleep. A worker that dies asleep starts again when the workers wake.
+    Tools continue during a pause and during sleep. A worker that dies asleep is restarted when the workers wake.
     """
 
     policy_version: int
@@ -33,10 +33,10 @@ class Workers(EngineControl, Protocol):
         return
 
     async def start(self) -> None:
-        """Load models and warm up. Raises `UserError` if the model or the hardware cannot be used."""
+        """Load models and warm up. Raises `UserError` if the model or the hardware is unusable."""
 
     def room(self) -> int:
-        """Return how many episodes would begin at once if they were requested now."""
+        """Return the number of further episodes that could start now."""
         ...
 
     async def play(self, request: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
@@ -48,5 +48,5 @@ class Workers(EngineControl, Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of the workers themselves, under `workers/`: their number, losses and restarts."""
+        """Return metrics of the workers with the prefix `workers/`: their number, losses and restarts."""
         ...

@@ -1,4 +1,4 @@
-"""Make requests for workers, and play several of them."""
+"""Create requests for workers, and play several of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def make_request(
     name: str, place: int, row: int, *, n: int, seed: int, split: Split = "train", sampling: Sampling | None = None
 ) -> RolloutRequest:
-    """Return the request number `place` of those that share `name`; its seed follows from `seed` and `place`."""
+    """Return request number `place` of the requests with this `name`; its seed follows from `seed` and `place`."""
     group_seed = seed_of(seed, place) & 0x7FFFFFFF
     return RolloutRequest(group_id=f"{name}-{place}", row=row, n=n, seed=group_seed, split=split, sampling=sampling)
 
@@ -33,7 +33,7 @@ def make_requests(
     split: Split = "train",
     sampling: Sampling | None = None,
 ) -> list[RolloutRequest]:
-    """Return one request for each row, numbered from 0."""
+    """Return one request per row, numbered from 0."""
     return [
         make_request(name, place, row, n=n, seed=seed, split=split, sampling=sampling) for place, row in enumerate(rows)
     ]
@@ -42,7 +42,7 @@ def make_requests(
 async def play_all(
     workers: Workers, orders: Sequence[RolloutRequest], on_trajectory: Callable[[Trajectory], None] | None = None
 ) -> list[Group]:
-    """Play all requests at once; groups come in their order. A `UserError` of an episode is raised as it is."""
+    """Play all requests concurrently; return their groups in order. A `UserError` of an episode is raised unchanged."""
     try:
         async with asyncio.TaskGroup() as tasks:
             playing = [tasks.create_task(workers.play(order, on_trajectory)) for order in orders]
@@ -52,5 +52,5 @@ async def play_all(
 
 
 def user_error(group: ExceptionGroup) -> Exception:
-    """Return the first error that the user can correct, else all of them."""
+    """Return the first `UserError`, or else the whole group."""
     return next((error for error in group.exceptions if isinstance(error, UserError)), group)

@@ -1,4 +1,4 @@
-"""Requests from outside to the workers of a run: another number of them, a node to leave."""
+"""External requests to the workers of a run: a new number of workers, or nodes to leave."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 from agentloop.trainer.cluster.session import require_ray
 
 FILE = "workers"
-"""In the folder of the run."""
+"""Name of the file in the run folder."""
 
 
 def draining_nodes() -> Collection[str]:
-    """Return ids of the nodes that Ray is to give back (`ray drain-node`, an autoscaler, a spot instance's notice)."""
+    """Return the ids of nodes that are draining (`ray drain-node`, an autoscaler, a notice for a spot instance)."""
     ray = require_ray()
-    # There is no public name for it; Ray's own libraries use this one.
+    # There is no public API for this; Ray's own libraries use this function.
     nodes: Collection[str] = ray._private.state.state.get_draining_nodes()
     return nodes
 
 
 class WorkerCount:
-    """The requested number of workers, in a file. A number from before the start of the run does not count."""
+    """The requested number of workers in a file. A number from before the start of the run is ignored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen = self._stamp()
 
     def take(self) -> int | None:
-        """Return the number once each time that it was written, else None."""
+        """Return the number once each time that it is written; otherwise None."""
         stamp = self._stamp()
         if stamp is None or stamp == self._seen:
             return None

@@ -77,4 +77,4 @@ def test_plan_reports_when_engine_and_learner_take_turns(capsys):
         assert fits in shown
         assert (sleeps in shown) == takes_turns
     _plan(_TINY, "--gpus", 1, "--gpu", "RTX-4090:4.7", "--backend", "fsdp", "placement.sleep=false")
-    assert "The engine beside the learner has no room" in capsys.readouterr().out
+    assert "The engine next to the learner has no room" in capsys.readouterr().out

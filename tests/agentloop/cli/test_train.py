@@ -34,7 +34,7 @@ def test_dry_run_places_a_run_on_gpus_of_other_machines(sums, capsys, monkeypatc
     assert agentloop("train", sums, "--dry-run", "--full", elsewhere) == 0
     shown = capsys.readouterr().out
     assert "separate: 16 GPUs on 2 nodes, 0 of them unused" in shown
-    assert "12 of 1 GPUs each on GPUs of their own (4 + 8 by node)" in shown
+    assert "12 of 1 GPUs each on their own GPUs (4 + 8 by node)" in shown
     assert "count: 12" in shown
     assert agentloop("train", sums, elsewhere) == 2
     assert "8 on each, but this node has 0 GPUs" in capsys.readouterr().err

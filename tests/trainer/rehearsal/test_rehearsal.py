@@ -171,7 +171,7 @@ def test_full_scale_recipes_need_no_weights_and_no_network(name, sums, dry_run, 
     data = (*rows(sums, {"prompt": "a", "answer": "1"}), f"data.eval={sums}/rows.jsonl", "data.eval_options={}")
     code, shown, error = dry_run("env.tools=[]", *data, recipe=name)
     assert code == 0, error
-    assert "only its shape is known" in shown
+    assert "its built-in shape is used" in shown
     assert "Not checked: chat template, prompt lengths, an episode" in shown
     assert "1 to train on" in shown
 

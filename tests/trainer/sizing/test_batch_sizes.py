@@ -23,10 +23,10 @@ def test_derived_batch_sizes_follow_from_the_settings():
 
 def test_summary_lines_contain_the_numbers():
     lines = SIZES.lines()
-    assert lines["episodes a step"] == "128 = 16 tasks x 8"
-    assert lines["updates"] == "3 a step, of 42 or 43 episodes; 30 in all"
+    assert lines["episodes per step"] == "128 = 16 tasks x 8"
+    assert lines["updates"] == "3 per step, of 42 or 43 episodes; 30 in all"
     assert lines["ranks"] == "4, with 10.75 episodes of an update each"
-    assert "4 of the longest episodes (4096 tokens); at most 3 a rank" in lines["micro-batches"]
+    assert "4 of the longest episodes (4096 tokens); at most 3 per rank" in lines["micro-batches"]
 
 
 def test_budget_below_the_longest_trajectory_is_reported():

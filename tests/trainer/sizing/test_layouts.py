@@ -106,7 +106,7 @@ def test_engines_sleep_if_memory_is_short_or_a_larger_cache_pays_off():
 
     assert on("auto", 16384) == on(False, 16384)
     awake, asleep = on(False, 24000), on(True, 24000)
-    assert "beside the learner has no room" in awake.obstacle
+    assert "next to the learner has no room" in awake.obstacle
     assert not asleep.obstacle
     assert on("auto", 24000) == asleep
     assert asleep.settings(Cluster(gpu=find("H200"), gpus=8))["placement.sleep"] is True

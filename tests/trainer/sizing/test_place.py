@@ -149,7 +149,7 @@ def test_no_candidate_oversubscribes_a_gpu(config):
         ),
         (
             ["placement={n_gpus: 16, nnodes: 4}", "engine.options={tensor_parallel_size: 8}"],
-            "tensor_parallel_size 8 .* = 8 GPUs of one node, but a node has 4",
+            "tensor_parallel_size 8 .* = 8 GPUs on one node, but a node has 4",
         ),
         (
             ["placement={n_gpus: 16, nnodes: 2, layout: separate, learner_gpus: 12}"],
@@ -211,7 +211,7 @@ def test_conflicting_setting_is_named(config):
         "placement={n_gpus: 8, layout: separate, learner_gpus: 4}", "workers={kind: ray, count: 7}", "learner.ranks=2"
     )
     placed = derive(settings, planned(settings, SHAPE), H200)
-    with pytest.raises(UserError, match=r"workers\.count is 7, .* sets it to 4.*learner\.ranks is 2, .* sets it to 4"):
+    with pytest.raises(UserError, match=r"workers\.count is 7, .* requires 4.*learner\.ranks is 2, .* requires 4"):
         with_placement(settings, placed, H200)
 
 
@@ -240,7 +240,7 @@ def test_more_gpus_than_the_node_has_raise(config, monkeypatch):
     with pytest.raises(UserError, match=r"n_gpus is 8 on 1 nodes, 8 on each, but this node has 4 GPUs.*n_gpus=4"):
         check_devices(config("placement.n_gpus=8"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match=r"has 0 GPUs.*leave `placement` out"):
+    with pytest.raises(UserError, match=r"has 0 GPUs.*omit `placement`"):
         check_devices(config("placement.n_gpus=8"))
 
 
@@ -271,5 +271,5 @@ def test_engines_sleep_if_both_do_not_fit_and_get_nearly_the_whole_gpu(config):
     refused = on_two('learner.checkpointing="off"', sleep="false")
     partial = on_two('learner.checkpointing="off"', "staleness={mode: partial, allow_uncorrected: true}")
     for settings in (refused, partial):
-        with pytest.raises(UserError, match=r"cannot be placed on 2 GPUs.*engine beside the learner has no room"):
+        with pytest.raises(UserError, match=r"cannot be placed on 2 GPUs.*engine next to the learner has no room"):
             derive(settings, planned(settings, SHAPE), H200)

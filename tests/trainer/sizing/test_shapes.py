@@ -85,5 +85,5 @@ def test_full_scale_recipes_are_planned_without_weights_and_network(name, monkey
     shown = capsys.readouterr()
     assert not ended.value.code, shown.err
     if name != "tiny":  # its model is in the folder
-        assert "only its shape is known" in " ".join(shown.out.split())
+        assert "its built-in shape is used" in " ".join(shown.out.split())
     assert "parameters on 8 x H200" in " ".join(shown.out.split())

@@ -1,1 +1,1 @@
-"""Metrics of the steps of a run: of its episodes and of dynamic sampling, and the table of all names."""
+"""Metrics of the steps of a run: episodes, sources, dynamic sampling, and the table of all metrics."""

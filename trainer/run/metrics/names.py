@@ -11,11 +11,11 @@ class Metric:
     """A metric, or a family of metrics."""
 
     name: str
-    """Its name; `*` stands for any text."""
+    """Name; `*` stands for any text."""
     unit: str
     meaning: str
     worry: str = ""
-    """When it points to a problem; empty if it does not by itself."""
+    """Values that indicate a problem; empty if none do."""
 
 
 METRICS = (
@@ -37,9 +37,7 @@ METRICS = (
     Metric("rollout/tool_call_rate", "share", "Episodes that called a tool.", "It falls to 0."),
     Metric("rollout/tokens", "tokens", "Mean length of an episode, with prompt and observations."),
     Metric("rollout/tokens_max", "tokens", "Length of the longest episode."),
-    Metric(
-        "rollout/sampled_tokens", "tokens", "Mean tokens that the model wrote in an episode.", "It grows without end."
-    ),
+    Metric("rollout/sampled_tokens", "tokens", "Mean sampled tokens of an episode.", "It keeps growing."),
     Metric("rollout/truncated", "share", "Episodes that a limit ended.", "It is above 0.2: raise the limit."),
     Metric("stop/*", "share", "Episodes that ended for this reason (`StopReason`)."),
     Metric("failures/episodes", "episodes", "Failed episodes. They are not trained.", "It is not 0."),
@@ -61,13 +59,13 @@ METRICS = (
     Metric(
         "distillation/reverse_kl",
         "nats",
-        "log policy - log teacher, in the mean over sampled tokens.",
+        "Mean of log policy - log teacher over sampled tokens.",
         "It stays high: a smaller model, or a teacher of another format.",
     ),
-    Metric("learner/loss", "loss", "Loss, as the mean over updates. Its size says little in policy gradients."),
+    Metric("learner/loss", "loss", "Mean loss over updates. Its size says little for policy gradients."),
     Metric("learner/grad_norm", "norm", "Norm of the gradient before clipping.", "It jumps by a factor of ten."),
     Metric("learner/lr", "rate", "Learning rate."),
-    Metric("learner/entropy", "nats", "Entropy of the sampled distributions.", "It falls near 0, or rises steadily."),
+    Metric("learner/entropy", "nats", "Entropy of the sampled distributions.", "It approaches 0, or rises steadily."),
     Metric(
         "learner/logprob_diff",
         "nats",
@@ -77,28 +75,28 @@ METRICS = (
     Metric("learner/logprob_diff_max", "nats", "Largest such difference of a token."),
     Metric("learner/ratio", "ratio", "Mean of new to old probability of the tokens.", "It is far from 1."),
     Metric("learner/approx_kl", "nats", "KL divergence of the old to the new policy (k3).", "It is above 0.1."),
-    Metric("learner/reference_kl", "nats", "KL divergence to the reference model.", "It grows without end."),
+    Metric("learner/reference_kl", "nats", "KL divergence to the reference model.", "It keeps growing."),
     Metric("learner/clip_fraction", "share", "Tokens whose update was clipped.", "It is above 0.3: lower the rate."),
     Metric("learner/dual_clip_fraction", "share", "Tokens that the second bound clipped.", "It is above 0.05."),
     Metric("learner/sequence_ratio", "ratio", "Mean ratio of new to old probability of whole episodes."),
     Metric("learner/importance_weight", "ratio", "Mean weight of the corrections of stale tokens.", "It is below 0.5."),
-    Metric("learner/rejected", "share", "Tokens that the corrections left out.", "It is above 0.3."),
+    Metric("learner/rejected", "share", "Tokens that the corrections rejected.", "It is above 0.3."),
     Metric("learner/accuracy", "share", "Pairs of dpo whose better answer has the higher reward.", "It stays at 0.5."),
     Metric("learner/margin", "nats", "Reward of the better answer of a pair of dpo, minus that of the worse one."),
     Metric(
         "learner/better_reward", "nats", "beta * log(policy / reference) of the better answers of dpo.", "It falls."
     ),
-    Metric("learner/worse_reward", "nats", "The same of the worse answers."),
+    Metric("learner/worse_reward", "nats", "The same for the worse answers."),
     Metric(
         "learner/experts/max_share",
         "share",
-        "Choices of routers that the busiest expert of a layer has, as the mean over layers.",
+        "Fraction of router choices for the busiest expert of a layer, averaged over layers.",
         "It grows: the router collapses to few experts.",
     ),
     Metric("learner/experts/max_share/*", "share", "The same of one layer."),
     Metric("learner/experts/idle", "share", "Experts that computed no token of the step.", "It grows."),
     Metric("learner/experts/idle/*", "share", "The same of one layer."),
-    Metric("learner/experts/entropy", "nats", "Entropy of the load of the experts, as the mean over layers."),
+    Metric("learner/experts/entropy", "nats", "Entropy of the load of the experts, averaged over layers."),
     Metric("learner/experts/entropy/*", "nats", "The same of one layer."),
     Metric(
         "learner/experts/changed",
@@ -107,8 +105,13 @@ METRICS = (
         "It is above 0.1: engine and learner compute different models.",
     ),
     Metric("learner/updates", "updates", "Updates of the optimizer in the step.", "It is 0."),
-    Metric("learner/updates_skipped", "updates", "Updates left out for a gradient that is not finite.", "It is not 0."),
-    Metric("learner/updates_skipped_total", "updates", "The same since the run began.", "It grows."),
+    Metric(
+        "learner/updates_skipped",
+        "updates",
+        "Updates skipped because of a gradient that is not finite.",
+        "It is not 0.",
+    ),
+    Metric("learner/updates_skipped_total", "updates", "The same since the run started.", "It grows."),
     Metric("learner/num_tokens", "tokens", "Tokens of the batch."),
     Metric("learner/num_sampled", "tokens", "Trained tokens of the batch."),
     Metric("learner/num_trajectories", "token streams", "Token streams of the batch."),
@@ -118,7 +121,7 @@ METRICS = (
     Metric(
         "learner/memory_expected_gib",
         "GiB",
-        "What the estimate of `agentloop plan` expects for it.",
+        "Estimate of `agentloop plan` for the peak.",
         "It is far from the peak.",
     ),
     Metric("learner/largest_row", "tokens", "Tokens of the largest micro-batch of the first rank so far."),
@@ -126,9 +129,11 @@ METRICS = (
     Metric("critic/*", "as learner/*", "As `learner/*`, of the critic."),
     Metric("process_reward/accuracy", "share", "Outcomes that the process reward model predicts.", "It is near 0.5."),
     Metric("process_reward/*", "as learner/*", "As `learner/*`, of the process reward model."),
-    Metric("batch/*", "token streams", "Those of the step that were not trained, by reason.", "It is not 0."),
-    Metric("sampling/rounds", "rounds", "Rounds of dynamic sampling.", "It is near the bound: tasks too easy or hard."),
-    Metric("sampling/groups_*", "groups", "Groups that the step played, by what became of them."),
+    Metric("batch/*", "token streams", "Token streams of the step that were not trained, by reason.", "It is not 0."),
+    Metric(
+        "sampling/rounds", "rounds", "Rounds of dynamic sampling.", "It is near its limit: tasks are too easy or hard."
+    ),
+    Metric("sampling/groups_*", "groups", "Groups that the step played, by outcome."),
     # Asynchronous runs and workers
     Metric("staleness/mean", "steps", "Mean age of the trained tokens.", "It is at the bound."),
     Metric("staleness/max", "steps", "Age of the oldest trained token. It never exceeds the bound."),
@@ -136,30 +141,30 @@ METRICS = (
     Metric("staleness/masked", "share", "Sampled tokens that were too old to train.", "It is above 0.1."),
     Metric("queue/groups_running", "groups", "Groups that play at the end of the step."),
     Metric("queue/groups_waiting", "groups", "Finished groups that wait for training.", "Often 0: the learner waits."),
-    Metric("queue/dropped/*", "episodes", "Episodes dropped since the run began, by reason.", "It grows each step."),
-    Metric("queue/admitted", "episodes", "Episodes that began since the run began."),
-    Metric("queue/trained", "episodes", "Episodes that were trained since the run began."),
-    Metric("bias/tokens", "ratio", "Length of trained to that of finished episodes.", "Below 0.9: long ones get lost."),
-    Metric("workers/alive", "workers", "Ray workers that are ready.", "It is below the number that you asked for."),
-    Metric("workers/draining", "workers", "Those that end their episodes and leave."),
+    Metric("queue/dropped/*", "episodes", "Episodes dropped since the run started, by reason.", "It grows each step."),
+    Metric("queue/admitted", "episodes", "Episodes started since the run started."),
+    Metric("queue/trained", "episodes", "Episodes trained since the run started."),
+    Metric("bias/tokens", "ratio", "Mean length of trained over finished episodes.", "Below 0.9: long ones are lost."),
+    Metric("workers/alive", "workers", "Ray workers that are ready.", "It is below the requested number."),
+    Metric("workers/draining", "workers", "Workers that finish their episodes and leave."),
     Metric("workers/room", "episodes", "Episodes that all workers may play at once."),
-    Metric("workers/recalled_turns", "turns", "Turns of interrupted episodes that were not sampled again."),
-    Metric("workers/engine_*", "times", "Restarts of engines, by cause, since the run began.", "It grows."),
-    Metric("workers/weights_*", "times", "Deliveries of weights to a worker, by transport, since the run began."),
-    Metric("workers/*", "times", "Workers that were lost since the run began, by cause.", "It grows."),
+    Metric("workers/recalled_turns", "turns", "Turns of interrupted episodes that were replayed."),
+    Metric("workers/engine_*", "times", "Restarts of engines, by cause, since the run started.", "It grows."),
+    Metric("workers/weights_*", "times", "Weight updates of workers, by transport, since the run started."),
+    Metric("workers/*", "times", "Workers lost since the run started, by cause.", "It grows."),
     Metric("memory/*_gib", "GiB", "Memory of all processes on the learner's first GPU, while it is shared."),
-    # Times: all that depends on the clock
+    # Times: all metrics that depend on the clock
     Metric("time/step", "seconds", "The whole step."),
     Metric("time/rollout", "seconds", "Waiting for episodes.", "Far above time/train: add engines, or overlap both."),
     Metric("time/train", "seconds", "Training."),
-    Metric("time/publish", "seconds", "Weights on their way to the engines.", "It is above a tenth of the step."),
+    Metric("time/publish", "seconds", "Sending weights to the engines.", "It is above a tenth of the step."),
     Metric("time/episode_mean", "seconds", "Mean time of an episode."),
     Metric("time/generating_mean", "seconds", "Part of it in the engine."),
     Metric("time/tools_mean", "seconds", "Part of it in tools.", "It is most of the episode."),
     Metric("time/bias_seconds", "ratio", "As `bias/tokens`, of the seconds of all episodes.", "It is below 0.9."),
-    Metric("time/tokens_per_second", "1/s", "Tokens that the learner computes in a second."),
-    Metric("time/flops_per_second", "1/s", "FLOPs of the learner in a second, on all ranks."),
-    Metric("time/mfu", "share", "The same relative to what the GPUs can do.", "It is below 0.2 on a large model."),
+    Metric("time/tokens_per_second", "1/s", "Tokens that the learner computes per second."),
+    Metric("time/flops_per_second", "1/s", "FLOPs of the learner per second, on all ranks."),
+    Metric("time/mfu", "share", "The same relative to the peak of the GPUs.", "It is below 0.2 on a large model."),
     Metric("time/learner_*", "seconds", "A phase of the learner: forward_backward, optimizer, log-probabilities."),
     Metric("time/tool/*", "seconds", "As `tool/*`, for times."),
     Metric(
@@ -173,14 +178,14 @@ METRICS = (
     Metric("time/reward/*", "seconds", "As `reward/*`, for times."),
     Metric("time/load", "seconds", "Start of models and tools, in the first line of a run."),
     Metric("time/load_*", "seconds", "Start of workers and learner. Both overlap unless they share a process or GPUs."),
-    Metric("time/sleep", "seconds", "Engines leave shared GPUs to the learner."),
-    Metric("time/wake", "seconds", "The learner leaves them to the engines."),
+    Metric("time/sleep", "seconds", "Handing shared GPUs from engines to the learner."),
+    Metric("time/wake", "seconds", "Handing shared GPUs from the learner to engines."),
     Metric("time/eval", "seconds", "Evaluation."),
     Metric("time/save", "seconds", "Waiting for a checkpoint. It counts in the step after it."),
 )
-"""The first that matches a name explains it."""
+"""The first entry that matches a name describes the metric."""
 
 
 def find(name: str) -> Metric | None:
-    """Return what is known of a metric."""
+    """Return the entry of a metric; None if there is none."""
     return next((metric for metric in METRICS if fnmatchcase(name, metric.name)), None)

@@ -17,9 +17,9 @@ _CLOCK = {"seconds": "episode", "seconds_generating": "generating", "seconds_in_
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the rewards, lengths, stop reasons and failures of the groups, which have at least one trajectory.
+    """Return rewards, lengths, stop reasons and failures of groups with at least one trajectory.
 
-    Reward metrics leave out episodes without a reward.
+    Reward metrics exclude episodes without a reward.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     return (
@@ -44,12 +44,12 @@ def reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def tool_call_rate(trajectories: Iterable[Trajectory]) -> float:
-    """Return the share of the episodes that called a tool."""
+    """Return the fraction of episodes that called a tool."""
     return _mean(trajectory.metrics.get("calls", 0) > 0 for trajectory in trajectories)
 
 
 def learner_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Rename the metrics of `Learner.step` as they appear in the log."""
+    """Return the metrics of `Learner.step` under their names in the log."""
     named = {}
     for name, value in metrics.items():
         if name.startswith("seconds/"):
@@ -76,7 +76,7 @@ def _episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _stop_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the share of each stop reason that occurred."""
+    """Return the fraction of each stop reason that occurred."""
     counts: dict[str, int] = defaultdict(int)
     for trajectory in trajectories:
         counts[f"stop/{trajectory.stop_reason}"] += 1
@@ -84,7 +84,7 @@ def _stop_reasons(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _overruns(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return how many calls of environments and rewards exceeded their time limit, by the stages that occurred."""
+    """Return the number of calls to environments and rewards that exceeded their time limit, by stage."""
     counts: dict[str, float] = defaultdict(float)
     for trajectory in trajectories:
         for name, count in trajectory.metrics.items():

@@ -1,4 +1,4 @@
-"""Metrics of dynamic sampling: the fate of the groups that a step played."""
+"""Metrics of dynamic sampling: outcomes of the groups that a step played."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def sampling_metrics(selection: Selection) -> dict[str, float]:
     """Count every played group once.
 
-    It was trained, equal (all its advantages are 0), unjudged, untrainable (truncated, or nothing was sampled), or
+    It is either trained, equal (all advantages are 0), unjudged, untrainable (truncated, or nothing was sampled), or
     surplus.
     """
     fates = selection.fates
@@ -27,7 +27,7 @@ def sampling_metrics(selection: Selection) -> dict[str, float]:
         "untrainable": fates[f"dropped/{TRUNCATED}"] + fates[f"dropped/{NO_SAMPLED_TOKENS}"],
         "surplus": fates[f"dropped/{LATE}"],
     }
-    assert 2 * counts["played"] == sum(counts.values()), "every group left in one way"
+    assert 2 * counts["played"] == sum(counts.values()), "every group has exactly one outcome"
     return {"sampling/rounds": float(selection.rounds)} | {
         f"sampling/groups_{fate}": float(count) for fate, count in counts.items()
     }

@@ -1,4 +1,4 @@
-"""Metrics of a mixture of sources, and what its sampler learns from the groups of a step."""
+"""Metrics of a mixture of sources, and updates of its sampler from the groups of a step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def source_metrics(sampler: MixedSampler, groups: Sequence[Group]) -> dict[str, float]:
-    """Record the rewards of the groups in their order, and return the metrics by source.
+    """Record the rewards of the groups, in order, in the sampler; return the metrics by source.
 
-    Episodes without a reward are left out; a group without any is counted and not recorded.
+    Episodes without a reward are excluded; a group without rewards is counted but not recorded.
     """
     rewards: dict[str, list[float]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Weights through Ray's object store, in one copy for all workers of a node: for hosts that no broadcast reaches."""
+"""Weights in Ray's object store, with one copy for all workers of a node, for hosts that no broadcast reaches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK_BYTES = 256 << 20
-"""Size of an object. Its receiver sees nothing of it until all of it has arrived, so weights travel in several."""
+"""Size of an object in bytes. A receiver cannot use an object before all of it has arrived, so weights are split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Published:
         self._objects: asyncio.Task[ObjectWeights] | None = None
 
     async def objects(self) -> ObjectWeights:
-        """Return the weights in the object store. The first call puts them there, from a shelf that still has them."""
+        """Return the weights in the object store; the first call stores them from the shelf."""
         if self._objects is None:
             self._objects = asyncio.create_task(asyncio.to_thread(self._put))
         return await asyncio.shield(self._objects)
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
 
 def chunks(weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int = CHUNK_BYTES) -> Iterator[list[Entry]]:
-    """Yield lists of at most `max_bytes`, or of one larger weight. Weights on CPUs are not copied."""
+    """Yield lists of at most `max_bytes`, or with one larger weight. Weights in host memory are not copied."""
     chunk: list[Entry] = []
     size = 0
     for name, tensor in weights:
@@ -85,7 +85,7 @@ def _entry(name: str, tensor: torch.Tensor) -> Entry:
 
 
 def weights_of(chunks: Sequence[Sequence[Entry]]) -> list[tuple[str, torch.Tensor]]:
-    """Return the weights of `chunks` without a copy: for reading only."""
+    """Return the weights of `chunks` without a copy; read-only."""
     import torch
 
     with warnings.catch_warnings():

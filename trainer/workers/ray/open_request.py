@@ -1,4 +1,4 @@
-"""`OpenRequest`: a request on its way through workers that may die, answered exactly once."""
+"""`OpenRequest`: a request that is answered exactly once, even if workers die."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from agentloop.types.trajectory import Trajectory
 
 
 class OpenRequest:
-    """A request with the trajectories that have ended, and the known turns of those that have not."""
+    """A request with its finished trajectories, and the known turns of the others."""
 
     def __init__(self, request: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None) -> None:
         self.request = request
         self.answer: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
         self.num_lost = 0
-        """Workers that died while they played it."""
+        """Number of workers that died while they played it."""
         self._on_trajectory = on_trajectory
         self._ended: dict[int, Trajectory] = {}
         self._turns: dict[int, dict[str, list[Turn]]] = {}
-        """By place and token stream."""
+        """Known turns by episode index and token stream."""
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Places of the episodes that have not ended."""
+        """Indices of the episodes that have not ended."""
         return tuple(place for place in self.request.played if place not in self._ended)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest trajectory that has ended."""
+        """Number of tokens of the longest finished trajectory."""
         return max((len(trajectory) for trajectory in self._ended.values()), default=0)
 
     @property
@@ -42,18 +42,18 @@ class OpenRequest:
         return {name: turns for streams in self._turns.values() for name, turns in streams.items()}
 
     def rest(self) -> RolloutRequest:
-        """Return the request for the episodes that are missing."""
+        """Return the request for the missing episodes."""
         return replace(self.request, places=self.missing)
 
     def remember(self, turn: Turn) -> None:
-        """Keep a turn of an episode that runs."""
+        """Record a turn of a running episode."""
         place = turn.episode.place
         if place not in self._ended:
             turns = self._turns.setdefault(place, {}).setdefault(turn.trajectory_id, [])
             turns[turn.index :] = [turn]
 
     def add(self, trajectory: Trajectory) -> None:
-        """Keep a trajectory that ended; the last one answers the request."""
+        """Record a finished trajectory; the last one answers the request."""
         place = trajectory.place
         if place in self._ended or self.answer.done():
             return
@@ -71,12 +71,12 @@ class OpenRequest:
             self.answer.set_exception(error)
 
     def give_up(self, cause: str) -> None:
-        """Answer with failed trajectories for the missing episodes: they are counted, and the run goes on."""
+        """Answer with failed trajectories for the missing episodes, which are counted while the run continues."""
         group_id = self.request.group_id
         for place in self.missing:
             failed = Trajectory(
                 self.request.trajectory_id(place), group_id, place=place, stop_reason=StopReason.ENGINE_ERROR
             )
             failed.count(FailureKind.ENGINE)
-            failed.error = f"{self.num_lost} workers ended while they played it; the last one: {cause}"
+            failed.error = f"{self.num_lost} workers died while they played it; last cause: {cause}"
             self.add(failed)

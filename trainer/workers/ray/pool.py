@@ -38,21 +38,21 @@ _log = logging.getLogger(__name__)
 
 
 class RayWorkers(Workers):
-    """`Workers` of `config.count` actors: `make` makes each in its own process, with `gpus` GPUs or that part of one.
+    """`Workers` with `config.count` actors, which `make` creates in their processes, with `gpus` GPUs each.
 
-    `learner_gpus` of this node, and of further ones up to `learner_nodes`, are kept from the workers. CUDA must not
-    have been used in this process: from `start` on it sees only those of this node. `shelf_on_host` keeps published
-    weights off the GPU of the learner.
+    `learner_gpus` on each of `learner_nodes` nodes, this node first, are reserved for the learner. CUDA must not have
+    been used in this process: from `start` on it sees only the reserved GPUs of this node. `shelf_on_host` keeps
+    published weights off the GPU of the learner.
 
-    `most` is the most episodes in flight on one worker, `longest` the most tokens of a trajectory. A request waits here
-    until a worker has room. Requests that are expected to take longest go first. All episodes of a group go to one
-    worker, which caches their prompt.
+    `most` is the largest number of episodes in flight on one worker, `longest` the largest number of tokens of a
+    trajectory. A request waits here until a worker has room; requests that are expected to take longest go first. All
+    episodes of a group go to one worker, which caches their prompt.
 
-    A worker that dies or hangs is started again and gets the current weights. The trajectories that had ended are kept.
-    Other workers play the rest again and replay the turns that it reported instead of sampling them.
+    A worker that dies or hangs is restarted with the current weights. Its finished trajectories are kept. Other workers
+    play its unfinished episodes again, and replay the turns that it reported instead of sampling them.
 
-    A worker that is to leave is drained: it gets no more requests and has `config.drain_seconds` to end its episodes.
-    The rest is played again as above. `wanted` may change the number of workers during the run.
+    A worker that leaves is drained: it gets no more requests and has `config.drain_seconds` to finish its episodes. The
+    rest is played again as above. `wanted` can change the number of workers during the run.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class RayWorkers(Workers):
     ) -> None:
         self.policy_version = 0
         self.failures: Counter[str] = Counter()
-        """Workers lost so far, by kind."""
+        """Number of workers lost so far, by kind."""
         self._of_the_gone: Counter[str] = Counter()
-        """Metrics of workers that have ended."""
+        """Metrics of former workers."""
         self._make = make
         self._config = config
         self._gpus, self._learner_gpus, self._learner_nodes = gpus, learner_gpus, learner_nodes
@@ -84,7 +84,7 @@ class RayWorkers(Workers):
         self._stall_seconds = stall_seconds
         self._wanted = wanted
         self.slots = [self._new_slot() for _ in range(config.count)]
-        """Places of the workers, those of retired ones included."""
+        """Slots of the workers, including retired ones."""
         self._following: asyncio.Task[None] | None = None
         self._playing: set[asyncio.Task[None]] = set()
         self._waiting: list[OpenRequest] = []
@@ -92,14 +92,14 @@ class RayWorkers(Workers):
         self._shelf = WeightShelf(on_host=shelf_on_host)
         self.distributor = WeightDistributor(config)
         self.published: Published | None = None
-        """Newest weights that the workers got, or are getting."""
+        """Newest weights that the workers have or are receiving."""
         self._paused = False
         self._awake = asyncio.Event()
         self._awake.set()
         self._starting: set[asyncio.Future[None]] = set()
-        """Workers that are being started."""
+        """Workers that are starting."""
         self._changing = asyncio.Lock()
-        """Held while weights or pauses go out, and while a new worker gets them."""
+        """Held while weights or pauses are sent to workers, including new ones."""
         self._is_reserved = False
         self._owns_ray = False
         self._failure: Exception | None = None
@@ -146,12 +146,12 @@ class RayWorkers(Workers):
         return ready
 
     def resize(self, count: int) -> None:
-        """Change the number of workers. New ones get requests when they are ready; those that are too many are drained.
+        """Change the number of workers. New workers get requests when they are ready; surplus workers are drained.
 
-        Raises `UserError` if there is no room for so many.
+        Raises `UserError` if there is no room for that many.
         """
         if count < 1:
-            raise UserError(f"A run needs a worker, and {count} were requested. Request at least 1, or end the run.")
+            raise UserError(f"A run needs a worker, but {count} were requested. Request at least 1, or end the run.")
         config = self._config.replace(count=count)
         check_workers_fit(config, self._gpus, self._learner_gpus, self._learner_nodes)
         stay = [slot for slot in self.slots if not slot.is_gone]
@@ -159,7 +159,7 @@ class RayWorkers(Workers):
             self._retire(slot)
         for _ in range(count - len(stay)):
             self.slots.append(self._new_slot())
-            self._fill(self.slots[-1]).set_result(None)  # if it fails, the run goes on
+            self._fill(self.slots[-1]).set_result(None)  # if it fails, the run continues
 
     def _retire(self, slot: Slot) -> None:
         slot.is_retired = True
@@ -169,7 +169,7 @@ class RayWorkers(Workers):
             slot.life.cancel()
 
     async def _follow(self) -> None:
-        """Follow requests from outside: another number of workers, nodes that Ray is to give back."""
+        """Follow external requests: a new number of workers, or nodes that Ray must return."""
         while True:
             await asyncio.sleep(REPORT_SECONDS)
             if self._wanted is not None and (count := self._wanted.take()) is not None:
@@ -183,7 +183,7 @@ class RayWorkers(Workers):
                     slot.worker.drain()
 
     def room(self) -> int:
-        """Return how many episodes would begin at once. The room of a worker that is being restarted counts."""
+        """Return the number of further episodes that could start now, including room on restarting workers."""
         free = sum(slot.room for slot in self.slots)
         return max(free - sum(len(request.missing) for request in self._waiting), 0)
 
@@ -220,7 +220,7 @@ class RayWorkers(Workers):
             await self._change_all(LocalWorkers.resume)
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Sleep after workers that are being started are ready: these need the memory once."""
+        """Sleep, after workers that are starting are ready, because starting needs the memory."""
         self._awake.clear()
         while self._starting:
             await asyncio.wait(self._starting)
@@ -234,7 +234,7 @@ class RayWorkers(Workers):
             self._awake.set()
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
-        """Write the weights once; all workers take them at the same time."""
+        """Write the weights once; all workers take them concurrently."""
         async with self._changing:
             published = Published(await asyncio.to_thread(weights.shared, self._shelf), version)
             before, self.published = self.published, published
@@ -248,7 +248,7 @@ class RayWorkers(Workers):
         self.policy_version = version
 
     async def _change_all(self, change: Callable[[LocalWorkers], Awaitable[None]]) -> None:
-        """Change the state of all workers. One that is lost meanwhile gets that state when it is back."""
+        """Change the state of all workers. A worker that is lost meanwhile gets that state after its restart."""
 
         async def one(worker: RayWorker) -> None:
             with suppress(WorkerLost):
@@ -275,7 +275,7 @@ class RayWorkers(Workers):
         return metrics | {f"workers/{name}": float(count) for name, count in counts.items()}
 
     def _give_out(self) -> None:
-        """Give requests to the workers with most room: first those whose worker was lost, then the longest."""
+        """Assign requests to the workers with most room: first requests of lost workers, then the longest."""
         self._waiting = [request for request in self._waiting if not request.answer.done()]
         self._waiting.sort(key=lambda each: (each.num_lost, self._lengths.expect(each.request)), reverse=True)
         while self._waiting:
@@ -285,7 +285,7 @@ class RayWorkers(Workers):
             self._play_on(slot.worker, self._waiting.pop(0))
 
     def _play_on(self, worker: RayWorker, request: OpenRequest) -> None:
-        worker.requests.add(request)  # now: its task begins later
+        worker.requests.add(request)  # now, because its task starts later
         task = asyncio.create_task(worker.play(request))
         self._playing.add(task)
         task.add_done_callback(self._played)
@@ -296,7 +296,7 @@ class RayWorkers(Workers):
             self._give_out()
 
     async def _live(self, slot: Slot, ready: asyncio.Future[None]) -> None:
-        """Keep a worker in the slot until it is retired, or its workers were lost too often."""
+        """Keep a worker in the slot until it is retired, or workers are lost too often."""
         index = self.slots.index(slot)
         while not slot.is_retired:
             worker = RayWorker(self._make, self._config, gpus=self._gpus, stall_seconds=self._stall_seconds)
@@ -315,8 +315,8 @@ class RayWorkers(Workers):
                 if not slot.budget.spend(lost.kind):
                     self._give_up(index, slot, lost, ready)
                     return
-                _log.warning("Starting worker %d again: it %s, %s.", index, _VERBS[lost.kind], lost)
-            except Exception as error:  # a model that cannot be loaded cannot be loaded again either
+                _log.warning("Restarting worker %d: it %s, %s.", index, _VERBS[lost.kind], lost)
+            except Exception as error:  # a model that fails to load will fail again
                 worker.kill()
                 self._fail(error, ready)
                 return
@@ -326,7 +326,7 @@ class RayWorkers(Workers):
 
     @asynccontextmanager
     async def _staying_awake(self) -> AsyncIterator[None]:
-        """Wait until the engines are awake, and keep them awake meanwhile."""
+        """Wait until the engines are awake, and keep them awake inside the block."""
         await self._awake.wait()
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._starting.add(over)
@@ -337,7 +337,7 @@ class RayWorkers(Workers):
             over.set_result(None)
 
     async def _bring_up(self, slot: Slot, worker: RayWorker) -> None:
-        """Start the worker and bring it into the state of all others."""
+        """Start the worker and bring it to the state of the others."""
         started = await worker.start()
         async with self._changing:
             try:
@@ -360,7 +360,7 @@ class RayWorkers(Workers):
         self._take_back(slot, worker, str(lost))
 
     def _take_back(self, slot: Slot, worker: RayWorker, lost: str = "") -> None:
-        """Let others play the requests of a worker that has ended."""
+        """Let other workers play the requests of a worker that is gone."""
         slot.worker = None
         self._of_the_gone.update(worker.metrics)
         for request in worker.requests:
@@ -381,12 +381,12 @@ class RayWorkers(Workers):
             f"are in {log_folder()}."
         )
         if ready.done() and not all(each.is_gone for each in self.slots):
-            _log.error("%s The run goes on with the other workers.", message)
+            _log.error("%s The run continues with the other workers.", message)
             return
-        self._fail(UserError(f"{message} Correct that, then go on with the same run.folder."), ready)
+        self._fail(UserError(f"{message} Correct that, then resume with the same run.folder."), ready)
 
     def _fail(self, error: Exception, ready: asyncio.Future[None]) -> None:
-        """Fail all requests: nothing can be played any more."""
+        """Fail all requests, because no worker is left."""
         self._failure = error
         if not ready.done():
             ready.set_exception(error)

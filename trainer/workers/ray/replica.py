@@ -1,4 +1,4 @@
-"""`Replica`: the actor. It is one rollout worker with its engine, in a process of its own, and plays whole groups."""
+"""`Replica`: the Ray actor of one rollout worker with its engine, which plays whole groups."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _BEAT_SECONDS = 0.25
 
 @dataclass(slots=True, frozen=True)
 class Parts:
-    """The parts of an actor."""
+    """Parts of an actor."""
 
     workers: LocalWorkers
     """Not started."""
     turns: TurnRecord
-    """The record that its engine keeps."""
+    """Record of the turns that its engine samples."""
 
 
 MakeReplica = Callable[[], Parts]
-"""Called in the actor."""
+"""Function that the actor calls to create its parts."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,7 +44,7 @@ class Started:
 
     pid: int
     node: str
-    """Ray's id of its node."""
+    """Ray id of its node."""
     address: str
     """IP address of its node."""
     cache_tokens: int | None
@@ -56,11 +56,11 @@ class Report:
     """State of an actor."""
 
     stands_still: float
-    """Seconds since its event loop last turned."""
+    """Seconds since the last iteration of its event loop."""
     doing: str
-    """Its running code and its waiting tasks in words; empty unless the report is to explain."""
+    """Description of running code and waiting tasks; empty unless an explanation was requested."""
     progress: int = 0
-    """Turns and episodes that have ended so far: constant in an actor that hangs."""
+    """Number of turns and episodes that have ended so far, which is constant in a hanging actor."""
     resident_tokens: int = 0
     turns: list[Turn] = field(default_factory=list)
     """Turns sampled since the last report."""
@@ -68,7 +68,7 @@ class Report:
 
 
 class Replica:
-    """All methods but `report` run on the actor's event loop; `report` has another one, and answers if that hangs."""
+    """All methods run on the actor's event loop, except `report`, which has its own loop and answers if that hangs."""
 
     def __init__(self, make: MakeReplica) -> None:
         self._make = make
@@ -79,7 +79,7 @@ class Replica:
         self._beat = time.monotonic()
 
     async def start(self) -> Started:
-        """Load everything. Raises `UserError`."""
+        """Load data, tools, reward and model. Raises `UserError`."""
         import ray
 
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
@@ -114,7 +114,7 @@ class Replica:
             parts.turns.forget(turns)
 
     async def abort(self, group_id: str) -> None:
-        """End a group that nobody waits for. Unknown ones are ignored."""
+        """Abort a group. Unknown ids are ignored."""
         if group_id in self._playing:
             self._playing[group_id].cancel()
 
@@ -123,11 +123,11 @@ class Replica:
         await change(self._running.workers)
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
-        """Take new weights. Raises `CannotMap` and `BroadcastFailed`, which another transport may avoid."""
+        """Take new weights. Raises `CannotMap` or `BroadcastFailed` if another transport is needed."""
         await self._running.workers.update_weights(weights, version)
 
     async def stop_receiving(self, rendezvous: Rendezvous) -> None:
-        """Leave a broadcast that others of the group have left."""
+        """Leave a broadcast that other members have left."""
         broadcast.leave(rendezvous)
 
     async def report(self, explain: bool = False) -> Report:

@@ -1,4 +1,4 @@
-"""`WeightDistributor`: brings published weights to workers, to each by the fastest transport that reaches it."""
+"""`WeightDistributor`: sends published weights to workers, to each by the fastest transport that reaches it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from agentloop.weights.shelf import CannotMap
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 2
-"""Failed broadcasts in which no worker is lost, before this transport is given up."""
+"""Number of failed broadcasts without a lost worker after which this transport is given up."""
 
 
 class WeightDistributor:
-    """Workers of this host map shared memory. The others together get a broadcast, and sample on until it has arrived.
+    """Sends weights to workers by shared memory, broadcast or Ray objects.
 
-    Workers that it does not reach get objects of Ray. `WorkersConfig.weights` may rule the first two out.
+    Workers on this host map shared memory. The others get a broadcast together, and keep sampling until it has arrived.
+    Workers that it does not reach get Ray objects. `WorkersConfig.weights` can disable the first two.
     """
 
     def __init__(self, config: WorkersConfig) -> None:
@@ -32,11 +33,11 @@ class WeightDistributor:
         self._broadcasts = config.weights != "objects"
         self._seconds = config.hang_seconds
         self._group: tuple[Sender, tuple[RayWorker, ...]] | None = None
-        """Kept from update to update, while its members are the same."""
+        """Broadcast group and its workers, kept between updates while its members are the same."""
         self._count: Counter[str] = Counter()
 
     async def bring(self, published: Published, workers: Sequence[RayWorker]) -> None:
-        """Update all of these workers at the same time. A worker that is lost meanwhile is left out."""
+        """Update all of these workers concurrently. A worker that is lost meanwhile is skipped."""
         near = [worker for worker in workers if self._maps and worker.maps and worker.is_of_this_node]
         far = [worker for worker in workers if worker not in near]
         mapped, _ = await asyncio.gather(
@@ -47,11 +48,11 @@ class WeightDistributor:
 
     @property
     def broadcast_group(self) -> tuple[RayWorker, ...]:
-        """Workers that the kept group reaches; empty without a group."""
+        """Workers in the current broadcast group; empty without a group."""
         return self._group[1] if self._group is not None else ()
 
     def metrics(self) -> dict[str, float]:
-        """Return how often weights reached a worker, by transport."""
+        """Return the number of weight updates of workers, by transport."""
         return {f"workers/weights_{way}": float(count) for way, count in self._count.items() if count}
 
     async def _send(self, published: Published, workers: Sequence[RayWorker]) -> None:
@@ -62,13 +63,13 @@ class WeightDistributor:
             attempts -= not any(worker.is_lost for worker in workers)
             workers = [worker for worker in left if not worker.is_lost]
         if workers and self._broadcasts:
-            _log.warning("New weights go to workers of other hosts through Ray's object store from now on.")
+            _log.warning("New weights are sent to workers on other hosts through Ray's object store from now on.")
             self._broadcasts = False
         await asyncio.gather(*(_store(published, worker) for worker in workers))
         self._count["stored"] += len(workers)
 
     async def _broadcast(self, published: Published, workers: Sequence[RayWorker]) -> list[RayWorker]:
-        """Return the workers that it did not reach."""
+        """Broadcast the weights; return the workers that it did not reach."""
         sender = self._sender_to(published, workers)
         sending = _in_thread(lambda: sender.send(published.shared))
         sending.add_done_callback(lambda sent: self._end_group(sender) if sent.exception() else None)
@@ -86,7 +87,7 @@ class WeightDistributor:
         except (BroadcastFailed, WorkerLost) as error:
             if not worker.is_lost:
                 _log.warning("Sending the weights again: %s", error)
-            self._end_group(sender)  # the others would wait for this one
+            self._end_group(sender)  # the other members would wait for this one
             return False
         return True
 
@@ -102,7 +103,7 @@ class WeightDistributor:
         return sender
 
     def _end_group(self, sender: Sender) -> None:
-        """Tell all members of the group that it has ended."""
+        """End the group on all members."""
         if self._group is None or self._group[0] is not sender:
             return
         (_, workers), self._group = self._group, None
@@ -111,19 +112,22 @@ class WeightDistributor:
         sender.abort()
 
     def close(self) -> None:
-        """End the group. The next broadcast makes another one."""
+        """End the group. The next broadcast creates a new one."""
         if self._group is not None:
             self._end_group(self._group[0])
 
 
 async def _map(published: Published, worker: RayWorker) -> bool:
-    """Return whether the worker needs no other transport: it has the weights, or it is lost."""
+    """Map the weights in a worker; return whether it needs no other transport, because it has them or is lost."""
     try:
         await worker.update_weights(published.shared, published.version)
     except WorkerLost:
         return True
     except CannotMap as error:
-        _log.warning("From now on a worker of this host gets new weights as one of another host does: %s.", error)
+        _log.warning(
+            "A worker on this host cannot map shared memory, and gets new weights like a worker on another host: %s.",
+            error,
+        )
         worker.maps = False
         return False
     return True
@@ -137,7 +141,7 @@ async def _store(published: Published, worker: RayWorker) -> None:
 
 
 def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
-    """Run `work` as `asyncio.to_thread` does, in a thread that may hang: the process can end nevertheless."""
+    """Run `work` like `asyncio.to_thread`, but in a daemon thread, so that the process can exit if it hangs."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 

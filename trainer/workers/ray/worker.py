@@ -1,4 +1,4 @@
-"""`RayWorker`: one actor, as the run sees it. It lives once; the pool replaces it when it is lost."""
+"""`RayWorker`: the handle of one actor in the run's process; the pool replaces it when the actor is lost."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from agentloop.weights.broadcast import Rendezvous
 from agentloop.weights.handle import WeightHandle
 
 REPORT_SECONDS = 1.0
-"""Time between two reports of a worker. Its new turns come with them: one message for all."""
+"""Seconds between two reports of a worker, which also contain its new turns."""
 _CLOSE_SECONDS = 30.0
 _ALL_AT_ONCE = 10_000
-"""Calls that an actor works on at the same time."""
+"""Number of concurrent calls of an actor."""
 
 
 class WorkerLost(Exception):
-    """An actor that will not answer any more; `kind` is died, hung or start."""
+    """The actor will not answer any more; `kind` is died, hung or start."""
 
     def __init__(self, kind: str, cause: str) -> None:
         super().__init__(cause)
@@ -36,15 +36,15 @@ class WorkerLost(Exception):
 
 
 class RayWorker:
-    """An actor with `gpus` GPUs, lost if it makes no progress for `stall_seconds` although episodes run."""
+    """An actor with `gpus` GPUs; it counts as hung without progress for `stall_seconds` although episodes run."""
 
     def __init__(self, make: MakeReplica, config: WorkersConfig, *, gpus: float, stall_seconds: float) -> None:
         import ray
 
         self.requests: set[OpenRequest] = set()
-        """Those that it plays."""
+        """Requests that it plays."""
         self.limit: ConcurrencyLimit | None = None
-        """None until it is ready."""
+        """Facts about the actor; None until it is ready."""
         self.metrics: dict[str, float] = {}
         self._drains_until: float | None = None
         self._config = config
@@ -54,7 +54,7 @@ class RayWorker:
         self._cause = ""
         self._num_ended = 0
         self.maps = True
-        """Whether it may map the weights of this process, if it is on this node. False once that has failed."""
+        """Whether to map the weights of this process, if it is on this node; False once that has failed."""
         remote: Any = ray.remote
         actor = remote(concurrency_groups={"watch": 1})(Replica)
         self.actor = actor.options(
@@ -71,12 +71,12 @@ class RayWorker:
 
     @property
     def in_flight(self) -> int:
-        """Episodes that it plays."""
+        """Number of episodes that it plays."""
         return sum(len(request.missing) for request in self.requests)
 
     @property
     def node(self) -> str | None:
-        """Ray's id of its node, once it has started."""
+        """Ray id of its node, once it has started."""
         return self._started.node if self._started else None
 
     def drain(self) -> None:
@@ -94,14 +94,14 @@ class RayWorker:
             raise WorkerLost(
                 "start",
                 f"not ready after workers.start_seconds={self._config.start_seconds:g}: Ray found no room for it, or "
-                "its model loads longer than that",
+                "its model takes longer to load",
             ) from error
         self._started = started
         return started
 
     async def play(self, request: OpenRequest) -> None:
-        """Play one of `requests` and add its trajectories there. Returns when that has ended or failed."""
-        if request not in self.requests:  # aborted since
+        """Play one of `requests` and add its trajectories to it. Returns when the request has ended or failed."""
+        if request not in self.requests:  # it was aborted
             return
         try:
             async for trajectory in self._stream(request):
@@ -111,7 +111,7 @@ class RayWorker:
                 self._num_ended += 1
         except WorkerLost:
             return  # `watch` raises it too, and the pool takes the request back
-        except Exception as error:  # an episode raised it in the actor; the caller of the pool gets it
+        except Exception as error:  # an episode raised it in the actor; pass it to the caller of the pool
             request.fail(error)
         self.requests.discard(request)
 
@@ -125,18 +125,18 @@ class RayWorker:
             yield await self._ask(reference)
 
     def abort(self, request: OpenRequest) -> None:
-        """End a request that nobody waits for any more."""
+        """Abort a request."""
         self.requests.discard(request)
         if not self.is_lost:
             self.actor.abort.remote(request.request.group_id)
 
     def stop_receiving(self, rendezvous: Rendezvous) -> None:
-        """Tell it that others have left a broadcast."""
+        """Make it leave a broadcast that other members have left."""
         if not self.is_lost:
             self.actor.stop_receiving.remote(rendezvous)
 
     def check(self) -> None:
-        """Raise `WorkerLost` if it is lost."""
+        """Raise `WorkerLost` if the worker is lost."""
         if self.is_lost:
             raise WorkerLost("died", self._cause)
 
@@ -149,24 +149,24 @@ class RayWorker:
         await self._ask(self.actor.change.remote(change))
 
     async def watch(self) -> None:
-        """Ask for reports until the worker is drained. Raises `WorkerLost`."""
+        """Poll reports until the worker is drained. Raises `WorkerLost`."""
         clock = asyncio.get_running_loop().time
         progress, since = -1, clock()
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._lost.wait(), REPORT_SECONDS)
                 raise WorkerLost("died", self._cause)
-            had_ended = not self.requests  # then the report contains all that it did
+            had_ended = not self.requests  # if so, the report is complete
             report = await self._report()
             self._take(report)
             if self._drains_until is not None and (had_ended or clock() > self._drains_until):
                 return
             if report.stands_still > self._config.hang_seconds:
-                await self._raise_hung(f"its event loop stands still since {report.stands_still:.0f} s")
+                await self._raise_hung(f"its event loop has been blocked for {report.stands_still:.0f} s")
             if report.progress != progress or not self.in_flight:
                 progress, since = report.progress, clock()
             elif clock() - since > self._stall_seconds:
-                await self._raise_hung(f"{self.in_flight} episodes run, and nothing ended in {self._stall_seconds:g} s")
+                await self._raise_hung(f"{self.in_flight} episodes run, but nothing ended in {self._stall_seconds:g} s")
 
     async def _raise_hung(self, how: str) -> None:
         report = await self._report(explain=True)
@@ -180,8 +180,8 @@ class RayWorker:
         except TimeoutError as error:
             raise WorkerLost(
                 "hung",
-                f"process {self.pid} answered nothing for workers.hang_seconds={seconds:g}: it is stopped, or its node "
-                f"cannot be reached ({self.in_flight} episodes were running)",
+                f"process {self.pid} did not answer for workers.hang_seconds={seconds:g}: it is stopped, or its node "
+                f"is unreachable ({self.in_flight} episodes were running)",
             ) from error
 
     def _take(self, report: Report) -> None:
@@ -207,12 +207,12 @@ class RayWorker:
         self.kill()
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         import ray
 
         self._lost.set()
         ray.kill(self.actor, no_restart=True)
-        # Ray cannot end a process that is stopped.
+        # Ray cannot kill a stopped process.
         if self._started is not None and self.is_of_this_node:
             _end(self._started.pid)
 
@@ -224,7 +224,7 @@ class RayWorker:
 
     @property
     def has_gpu(self) -> bool:
-        """Ray gave it one, or a part."""
+        """Whether it has a GPU or a fraction of one."""
         return self._started is not None and self._started.has_gpu
 
     @property
@@ -235,7 +235,7 @@ class RayWorker:
         return self._started.node == str(ray.get_runtime_context().get_node_id())
 
     async def _ask(self, reference: Any) -> Any:
-        """Return the answer of the actor, or raise its error. Raises `WorkerLost` if there will be no answer."""
+        """Return the answer of the actor or raise its error. Raises `WorkerLost` if the actor is gone."""
         import ray
 
         try:
@@ -249,13 +249,13 @@ class RayWorker:
 
 
 def _cause_of(error: Any) -> Exception:
-    """Return the error raised in the actor if it is one of agentloop's own, which need no traceback."""
+    """Return the original error of the actor if it is agentloop's own, which needs no traceback."""
     cause = error.cause
     return cause if isinstance(cause, AgentLoopError) else error
 
 
 def _in_short(error: Exception) -> str:
-    """Return Ray's message about the end of an actor, without its ids and guesses."""
+    """Return Ray's message about the death of an actor, without ids and guesses."""
     _, _, exit_ = str(error).partition("Worker exit type:")
     # An error from the actor's constructor is in the last line, after a traceback.
     words = exit_.partition("Some common causes")[0] or str(error).strip().splitlines()[-1]
@@ -263,7 +263,7 @@ def _in_short(error: Exception) -> str:
 
 
 def _end(pid: int) -> None:
-    """Kill the actor with this process id, but no other process that has got the id since."""
+    """Kill the actor with this process id, but not another process that has reused the id."""
     with suppress(OSError):
         if b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)

@@ -129,7 +129,7 @@ async def test_a_worker_whose_loop_stands_still_is_named_and_replaced(steady, su
         (sums / "stuck").unlink()
         assert len((await playing).trajectories) == 4
     message = next(record.getMessage() for record in caplog.records if "hung" in record.getMessage())
-    assert "its event loop stands still" in message
+    assert "its event loop has been blocked" in message
     assert "steady.py" in message
     await workers.close()
 
@@ -159,7 +159,7 @@ async def test_an_order_that_kills_its_workers_is_given_up_and_the_others_are_pl
     orders = make_requests("good", range(2), n=2, seed=0)
     played = await asyncio.gather(workers.play(bad), *(workers.play(order) for order in orders))
     assert all(is_failed(t) for t in played[0].trajectories)
-    assert "2 workers ended while they played it" in played[0].trajectories[0].error
+    assert "2 workers died while they played it" in played[0].trajectories[0].error
     assert played[0].trajectories[0].failures == {"engine": 1}
     assert len(played) == 3
     (sums / "deadly").unlink()
