@@ -16,6 +16,7 @@ from agentloop.boxes.images.prepared import PreparedImages
 from agentloop.boxes.interface.box import BoxError
 from agentloop.boxes.interface.spec import BoxSpec, Image
 from agentloop.boxes.network.proxy import variables
+from agentloop.errors import SandboxError
 
 _logger = logging.getLogger(__name__)
 
@@ -24,11 +25,19 @@ class DockerProvider:
     """Boxes in containers of the engine that the docker command line uses.
 
     A container ends when this process ends, even by SIGKILL: its first process reads from a connection of this one.
-    What a dead engine or an attacker kept alive is removed by the next provider that opens. `memory_mb` and
-    `storage_mb` hold for boxes that do not say; not every engine can limit storage.
+    What a dead engine or an attacker kept alive, or a slow engine made too late, is removed by the other providers of
+    the machine: when they open, and every `sweep_seconds`. `memory_mb` and `storage_mb` hold for boxes that do not say;
+    not every engine can limit storage.
     """
 
-    def __init__(self, *, address: str | None = None, storage_mb: int | None = None, memory_mb: int = 2048) -> None:
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        storage_mb: int | None = None,
+        memory_mb: int = 2048,
+        sweep_seconds: float = 60.0,
+    ) -> None:
         self._address = address
         self._storage_mb = storage_mb
         self._memory_mb = memory_mb
@@ -36,6 +45,8 @@ class DockerProvider:
         self._limits_storage = False
         self._images = PreparedImages(self._image)
         self._boxes: set[DockerBox] = set()
+        self._sweep_seconds = sweep_seconds
+        self._sweeping: asyncio.Task[None] | None = None
         self._undoing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
@@ -43,6 +54,15 @@ class DockerProvider:
         self._engine = await asyncio.to_thread(self._connect)
         self._limits_storage = await asyncio.to_thread(self._engine.limits_storage)
         await asyncio.to_thread(self._engine.remove_leftovers)
+        self._sweeping = asyncio.create_task(self._sweep(self._engine))
+
+    async def _sweep(self, engine: BoxEngine) -> None:
+        while True:
+            await asyncio.sleep(self._sweep_seconds)
+            try:
+                await asyncio.to_thread(engine.remove_leftovers)
+            except SandboxError as error:  # the next sweep may work
+                _logger.warning("Boxes of dead processes could not be looked for: %s.", error)
 
     def _connect(self) -> BoxEngine:
         return BoxEngine(self._address)
@@ -108,6 +128,9 @@ class DockerProvider:
 
     async def close(self) -> None:
         """Stop all boxes that are left, and close the connection."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
         await asyncio.gather(*self._undoing)
         await asyncio.gather(*(box.stop() for box in list(self._boxes)))
         if self._engine is not None:

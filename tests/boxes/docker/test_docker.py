@@ -119,14 +119,14 @@ async def test_an_image_that_cannot_be_had_is_one_clear_error(provider, tmp_path
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_nothing_is_left_of_a_killed_owner(tree, seed):
-    """At a random moment the owner is killed; what only the next provider can see is removed by it."""
+    """At a random moment the owner is killed. The engine ends its boxes; another provider removes what it made late."""
     owner = await asyncio.to_thread(_run_and_kill, tree, random.Random(seed).random())
-    provider = boxes.create("docker")
+    provider = boxes.create("docker", sweep_seconds=0.5)
     await provider.open()
-    await provider.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(found := await asyncio.to_thread(of, owner)) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
+    await provider.close()
     assert found == ([], [])
     assert running("sleep 5815") == []
 
