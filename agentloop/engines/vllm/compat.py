@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from agentloop.errors import UserError
@@ -70,6 +71,7 @@ NAMES: dict[str, str] = {
     "vllm.model_executor.model_loader.reload.layerwise:get_numel_loaded": "",
     "vllm.model_executor.model_loader.reload.layerwise:make_online_process_loader": "layer param_name",
     "vllm.model_executor.model_loader.reload.layerwise:_get_original_loader": "tensor",
+    "vllm.config:set_current_vllm_config": "vllm_config",
     "vllm.platforms:current_platform": "",
     "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": "",
     "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod.apply": "layer x bias",
@@ -93,10 +95,10 @@ def takes_stop_tokens() -> bool:
     return "stop_token_ids" in inspect.signature(XgrammarBackend.compile_grammar).parameters
 
 
-def missing_names() -> list[str]:
-    """Return the entries of `NAMES` that the installed vLLM lacks."""
+def missing_names(names: Mapping[str, str] = NAMES) -> list[str]:
+    """Return the entries of `names` that the installed vLLM lacks."""
     missing = []
-    for spec, parameters in NAMES.items():
+    for spec, parameters in names.items():
         module, _, path = spec.partition(":")
         try:
             found: Any = importlib.import_module(module)
@@ -124,13 +126,13 @@ def missing_attributes(llm: Any) -> list[str]:
     ]
 
 
-def require_vllm() -> None:
-    """Raise `UserError` unless vLLM is installed and has all `NAMES`."""
+def require_vllm(names: Mapping[str, str] = NAMES) -> None:
+    """Raise `UserError` unless vLLM is installed and has all `names`."""
     try:
         import vllm
     except ImportError as error:
         raise UserError(f"The vllm engine needs vLLM, which cannot be imported ({error}). {INSTALL}") from error
-    missing = missing_names()
+    missing = missing_names(names)
     if missing:
         raise UserError(
             f"vLLM {vllm.__version__} lacks names that the vllm engine uses: {'; '.join(missing[:3])}. "

@@ -98,7 +98,11 @@ class WeightReceiver:
     def _agentloop_names(self) -> CheckpointNames:
         names: CheckpointNames | None = getattr(self, "_agentloop_converter", None)
         if names is None:
-            names = self._agentloop_converter = CheckpointNames(self.model_runner.model_config.model)
+            from vllm.config import set_current_vllm_config
+
+            # vLLM runs some families with classes of transformers, which then need its configuration.
+            with set_current_vllm_config(self.model_runner.vllm_config):
+                names = self._agentloop_converter = CheckpointNames(self.model_runner.model_config.model)
         return names
 
     def agentloop_prepare(self, rank: int | None) -> None:
