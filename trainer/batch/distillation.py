@@ -18,7 +18,6 @@ from agentloop.trainer.batch.train_batch import Sample
 
 _CONCURRENCY = 32
 _ATTEMPTS = 6
-_PAUSE = 1.0
 _TIMEOUT = 300.0
 """Seconds."""
 
@@ -47,10 +46,12 @@ def distilled(
 class TeacherEndpoint:
     """A teacher behind an OpenAI API whose completions return `prompt_logprobs`, like those of vLLM."""
 
-    def __init__(self, url: str, served_name: str = "") -> None:
+    def __init__(self, url: str, served_name: str = "", *, pause: float = 1.0) -> None:
+        """Set the address; `pause` is the number of seconds before the first retry, which doubles each time."""
         self._url = url.rstrip("/")
         self._client = httpx.Client(timeout=_TIMEOUT)
         self._name = served_name
+        self._pause = pause
 
     def __call__(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
         """Return the teacher's log-probabilities of the sampled tokens of each sample, at temperature 1.
@@ -99,5 +100,5 @@ class TeacherEndpoint:
                         f"{answer.text[:300]}. Its context must be longer than the episodes, and "
                         "algorithm.distillation.served_name one of its models."
                     )
-            time.sleep(seconds_before_retry(attempt, _PAUSE))
+            time.sleep(seconds_before_retry(attempt, self._pause))
         raise AssertionError("the last attempt returns or raises")

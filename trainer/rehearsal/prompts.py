@@ -11,13 +11,13 @@ from agentloop.episodes.prompt_lengths import Row, prompt_length
 if TYPE_CHECKING:
     from agentloop.episodes.setup import RolloutSetup
 
-_MOST = 2000
-"""Largest number of prompts to measure; of larger datasets every n-th prompt is measured."""
 
+def measure(setup: RolloutSetup, *, longest: int, most: int = 2000) -> tuple[str, list[str]]:
+    """Return a summary of the lengths of the training prompts, and warnings about those that are too long.
 
-def measure(setup: RolloutSetup, *, longest: int) -> tuple[str, list[str]]:
-    """Return a summary of the lengths of the training prompts, and warnings about those that are too long."""
-    every = -(-len(setup.train) // _MOST)
+    Of datasets with more than `most` prompts, every n-th prompt is measured.
+    """
+    every = -(-len(setup.train) // most)
     rows: Sequence[Row] = setup.train[::every]
     lengths = [prompt_length(row["messages"], setup.renderer, setup.toolset.schemas) for row in rows]
     sample = f"one in {every} of {len(setup.train)} rows" if every > 1 else f"all {len(rows)} rows"

@@ -8,7 +8,7 @@ import yaml
 
 from agentloop.api.recipe import built_in_recipes
 from agentloop.cli import main
-from agentloop.trainer.rehearsal import machine, prompts
+from agentloop.trainer.rehearsal import machine
 
 pytestmark = pytest.mark.slow
 
@@ -118,13 +118,11 @@ def test_a_tool_that_fails_is_a_warning(sums, dry_run):
     assert "no server" in shown
 
 
-def test_prompts_that_are_too_long(sums, dry_run, refused, monkeypatch):
+def test_prompts_that_are_too_long(sums, dry_run, refused):
     short, long = ({"prompt": text, "answer": 1} for text in ("a", "a " * 900))
     code, shown, _ = dry_run(*rows(sums, short, short, long))
     assert code == 0
     assert "1 of 3 prompts leave no room to sample within 512 tokens" in shown
-    monkeypatch.setattr(prompts, "_MOST", 2)
-    assert "(one in 2 of 3 rows)" in dry_run(*rows(sums, short, short, short))[1]
     assert "limits.max_tokens is 512, but each of the 1 prompts" in refused(*rows(sums, long))
 
 

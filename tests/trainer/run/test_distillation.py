@@ -122,10 +122,9 @@ async def test_a_service_scores_as_the_model_does(sums, service):
     assert line["distillation/reverse_kl"] == pytest.approx(0, abs=1e-4)  # it serves the model itself
 
 
-def test_a_service_that_cannot_be_reached_is_named(monkeypatch):
-    monkeypatch.setattr("agentloop.trainer.batch.distillation._PAUSE", 0.0)
+def test_a_service_that_cannot_be_reached_is_named():
     with pytest.raises(UserError, match=r"http://127.0.0.1:9/v1 cannot be reached"):
-        TeacherEndpoint("http://127.0.0.1:9/v1")([])
+        TeacherEndpoint("http://127.0.0.1:9/v1", pause=0.0)([])
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_installed_version_is_a_tested_one():
     assert ".".join(installed.split(".")[:2]) in vllm_compat.TESTED
 
 
-def test_missing_names_are_listed(monkeypatch):
+def test_missing_names_are_listed():
     gone = {
         "vllm.v1.engine.async_llm:AsyncLLM.no_such_method": "",
         "vllm.no_such_module:thing": "",
@@ -41,8 +41,7 @@ def test_missing_names_are_listed(monkeypatch):
         "vllm.engine.arg_utils:AsyncEngineArgs": "model no_such_field",
         "vllm.sampling_params:SamplingParams": "no_such_sampling",
     }
-    monkeypatch.setattr(vllm_compat, "NAMES", gone)
-    missing = vllm_compat.missing_names()
+    missing = vllm_compat.missing_names(gone)
     assert [text.split(" ")[0] for text in missing] == [
         "vllm.v1.engine.async_llm:AsyncLLM.no_such_method",
         "vllm.no_such_module:thing",
@@ -51,7 +50,7 @@ def test_missing_names_are_listed(monkeypatch):
         "vllm.sampling_params:SamplingParams(no_such_sampling)",
     ]
     with pytest.raises(UserError, match=r"lacks names that the vllm engine uses: .*no_such_method"):
-        vllm_compat.require_vllm()
+        vllm_compat.require_vllm(gone)
 
 
 async def test_missing_vllm_raises_with_install_instructions(monkeypatch, tmp_path):

@@ -235,7 +235,7 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
 
 async def test_a_model_that_cannot_be_loaded_is_one_clear_error(steady, tmp_path):
     config = steady("engine={name: hf, options: {device: cpu, max_model_len: 99999}}")
-    with pytest.raises(UserError, match="max_model_len=99999 is above the"):
+    with pytest.raises(UserError, match="max_model_len=99999 exceeds the"):
         await started(config)
 
 
