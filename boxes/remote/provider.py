@@ -26,24 +26,28 @@ _FULL_PAUSE = 1.0
 class RemoteProvider:
     """Boxes of daemons that `agentloop tools serve --boxes PROVIDER` started, on this or other machines.
 
-    `address` is a daemon, several with commas between, or a list. A box starts where this client has the fewest; if all
+    `address` is a daemon, several with commas between, or a list, by default AGENTLOOP_BOXES of the environment;
+    `token` is that of the daemons, by default AGENTLOOP_TOKEN. A box starts where this client has the fewest; if all
     daemons are full or cannot be reached, it waits for `patience` seconds. This process renews the leases of its boxes:
-    a daemon ends a box that nobody has renewed for `lease_seconds`. `token` is that of the daemons, by default
-    AGENTLOOP_TOKEN of the environment.
+    a daemon ends a box that nobody has renewed for `lease_seconds`.
     """
 
     def __init__(
         self,
         *,
-        address: str | Sequence[str],
+        address: str | Sequence[str] | None = None,
         token: str | None = None,
         lease_seconds: float = 60.0,
         patience: float = 600.0,
     ) -> None:
+        address = os.environ.get("AGENTLOOP_BOXES", "") if address is None else address
         given = address.split(",") if isinstance(address, str) else address
         self._addresses = [each.strip() for each in given if each.strip()]
         if not self._addresses:
-            raise UserError("The provider remote needs the `address` of a daemon, such as http://127.0.0.1:8080.")
+            raise UserError(
+                "The provider remote needs the `address` of a daemon, such as http://127.0.0.1:8080: set it, or "
+                "AGENTLOOP_BOXES in the environment."
+            )
         self._token = token or os.environ.get("AGENTLOOP_TOKEN") or None
         self._lease_seconds = lease_seconds
         self._patience = patience

@@ -100,7 +100,16 @@ async def test_no_daemon_at_all_is_one_clear_error():
     with pytest.raises(UserError, match=r"No daemon that serves boxes answers. Start one with `agentloop tools serve"):
         await boxes.create("remote", address="http://127.0.0.1:9").open()
     with pytest.raises(UserError, match="needs the `address` of a daemon"):
-        boxes.create("remote", address="")
+        boxes.create("remote")
+
+
+async def test_the_address_can_come_from_the_environment(monkeypatch):
+    async with serving(ByHand(), boxes="rootfs") as daemon, AsyncExitStack() as stack:
+        monkeypatch.setenv("AGENTLOOP_BOXES", str(daemon.base_url))
+        provider = boxes.create("remote")
+        await provider.open()
+        stack.push_async_callback(provider.close)
+        assert (await (await provider.start(SPEC)).exec("echo 1")).stdout == "1\n"
 
 
 async def test_a_reader_that_gives_up_loses_no_output():
