@@ -20,29 +20,29 @@ class Continuation:
     """Token ids that follow a sampled turn in the stream."""
 
     closing: list[int]
-    """Tokens of the template after the assistant turn that were not sampled (segment kind `template`).
+    """Tokens that the template adds after the assistant turn (segment kind `template`).
 
-    They are the newline after <|im_end|>, or the end-of-turn token itself if the turn was cut.
+    These are the newline after <|im_end|>, or the end-of-turn token itself if the turn was cut.
     """
     observation: list[int]
     """The new messages and the generation prompt of the next turn (segment kind `observation`)."""
 
 
 class Renderer(Protocol):
-    """Converts between messages and token ids; stateless except for caches, so all episodes can share one."""
+    """Converts between messages and token ids. It has no state except caches, so all episodes can share one."""
 
     stop_token_ids: tuple[int, ...]
     """Ids that end an assistant turn."""
     stop_strings: tuple[str, ...]
-    """Texts that also end an assistant turn; usually none."""
+    """Strings that also end an assistant turn; usually none."""
     vision: ImageProcessor | None
     """Image processor of the model; None if it has no vision tower."""
 
     def render_prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
         """Return the ids of the first prompt, with the generation prompt at its end.
 
-        An image occupies all its tokens; `vision.place` finds them. Raises `UserError` for messages that the chat
-        template refuses, and for images without a place.
+        Image tokens are expanded; `vision.place` locates them. Raises `UserError` for messages that the chat template
+        rejects, and for images that the template does not show.
         """
         ...
 
@@ -51,7 +51,7 @@ class Renderer(Protocol):
     ) -> Continuation:
         """Return the ids that follow the turn `sampled` when `messages` (tool results or user messages) answer it.
 
-        The cost depends on the new messages only, not on the history. Raises `UserError` if the template is not
+        The cost depends only on the new messages, not on the history. Raises `UserError` if the template is not
         prefix-stable.
         """
         ...
@@ -67,9 +67,10 @@ class Renderer(Protocol):
     ) -> ParsedTurn:
         """Parse a sampled turn into content, thinking and calls.
 
-        With `complete=False` (cut by length) it has no calls. With `over=False` (sampling goes on) text that may become
-        a call is omitted, except for half a tag at its end. `tools` gives the types of arguments to formats whose
-        values are raw text (qwen3_coder). The id of a call is `call_id_prefix` and its number in the turn.
+        With `complete=False` (cut by length) it has no calls. With `over=False` (sampling continues) text that may
+        become a call is omitted, except for an incomplete tag at its end. Formats whose values are raw text
+        (qwen3_coder) take the types of arguments from `tools`. The id of a call is `call_id_prefix` and its index in
+        the turn.
         """
         ...
 

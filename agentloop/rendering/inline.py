@@ -1,11 +1,11 @@
-"""`InlineRenderer`: calls as tags inside one long assistant turn, as in these papers.
+"""`InlineRenderer`: calls as tags inside one long assistant turn, as in three papers.
 
     ReTool      <code> ```python ... ``` </code>    <interpreter> ... </interpreter>      <answer> ... </answer>
     Search-R1   <search> ... </search>              <information> ... </information>      <answer> ... </answer>
     SkyRL-SQL   <sql> ... </sql>                    <observation> ... </observation>      <solution> ... </solution>
 
-The closing tag of a call is a stop string. There the engine stops, the call runs, and its result follows without loss;
-then the same assistant turn goes on. Text that ends with the end-of-turn token is the answer.
+The closing tag of a call is a stop string, at which the engine stops and the call runs. Its result follows without
+loss, and the same assistant turn continues. Text that ends with the end-of-turn token is the answer.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from agentloop.types.messages import InvalidCall, Message, ParsedTurn, ToolCall,
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class InlineFormat:
-    """The tags of calls of one tool, and the form of its results."""
+    """Tags of the calls of one tool, and the form of its results."""
 
     tag: str
     """Name of the tag; the text between `<tag>` and `</tag>` is the argument."""
     tool: str
     """Name of the tool that is called."""
     argument: str
-    """Name of the tool's argument, which gets the text."""
+    """Name of the argument that gets the text."""
     result: str
     """Text after the closing tag, with {} for the result."""
     fenced: bool = False
-    """Whether the argument is the content of the last Markdown fence; without a fence it is all text."""
+    """Whether the argument is the content of the last Markdown fence; without a fence it is the whole text."""
 
     def __post_init__(self) -> None:
         if self.result.count("{}") != 1:
@@ -51,9 +51,9 @@ class InlineFormat:
 
 
 class InlineRenderer(TemplateRenderer):
-    """A `TemplateRenderer` whose turns are parts of one template turn. Make it with `renderer_for(inline=...)`.
+    """A `TemplateRenderer` whose turns are parts of one template turn. Create it with `renderer_for(inline=...)`.
 
-    The prompt itself explains how to call tools, so no schemas are shown. Control tokens in results are encoded as
+    The prompt of the task explains how to call tools, so no schemas are shown. Control tokens in results are encoded as
     plain characters.
     """
 
@@ -68,11 +68,11 @@ class InlineRenderer(TemplateRenderer):
     def render_continuation(
         self, sampled: Sequence[int], messages: Sequence[Message], tools: ToolSchemas = ()
     ) -> Continuation:
-        """Continue the turn directly with results; other messages follow after its end."""
+        """Continue the turn directly with results; end it before other messages."""
         if any(message["role"] != "tool" for message in messages):
             return super().render_continuation(sampled, messages)
         shown = "".join(self.inline.result.replace("{}", text_of(message["content"])) for message in messages)
-        # The last token may contain more than the tag, usually the line break after it.
+        # The last token may contain more than the tag, usually a line break after it.
         after_tag = self._text(sampled).rpartition(self.inline.closing)[2]
         return Continuation([], self.encoder.encode_plain(shown.removeprefix(after_tag)))
 
@@ -85,7 +85,7 @@ class InlineRenderer(TemplateRenderer):
         tools: ToolSchemas = (),
         call_id_prefix: str = "call_",
     ) -> ParsedTurn:
-        """Parse a turn; if it ends with the closing tag it is a call, and the text before the call is content."""
+        """Parse a turn. It has a call if it ends with the closing tag; the text before the call is content."""
         text = self._text(sampled)
         if not over:
             return ParsedTurn(text.partition(self.inline.opening)[0].strip())
@@ -101,9 +101,9 @@ class InlineRenderer(TemplateRenderer):
         return ParsedTurn(content.strip(), None, (call,))
 
     def render_turn(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
-        """Return the ids of an assistant message with at most one call; its text is trusted, as that of a template.
+        """Return the ids of an assistant message with at most one call; its text is trusted like template text.
 
-        The text may end with the call itself, closing tag included. The turn then goes on after the result.
+        The text may end with the call itself, closing tag included. The turn then continues after the result.
         """
         text = text_of(message["content"])
         if reasoning := message.get("reasoning_content"):
@@ -124,10 +124,10 @@ class InlineRenderer(TemplateRenderer):
 
 
 def _in_fence(text: str) -> str:
-    """Return the content of the last Markdown fence, closed or not; all text if there is none."""
+    """Return the content of the last Markdown fence, closed or not; the whole text if there is none."""
     parts = text.split("```")
     if len(parts) == 1:
         return text.strip()
-    # Odd parts are inside a fence: the last part if their number is even, else the one before.
+    # Parts at odd indices are inside a fence.
     inside = parts[-1 if len(parts) % 2 == 0 else -2]
     return inside.partition("\n")[2].strip("\n")

@@ -1,4 +1,4 @@
-"""`TemplateRenderer`: the `Renderer` of any model with a prefix-stable chat template."""
+"""`TemplateRenderer`: a `Renderer` for any model with a prefix-stable chat template."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_PROMPTS = 256
 
 @dataclass(slots=True)
 class _Shape:
-    """The splice of conversations of one shape."""
+    """Splice of conversations of one shape, and whether it was tried."""
 
     tools: ToolSchemas
     """Kept alive because its `id()` is part of the key."""
@@ -35,7 +35,7 @@ class _Shape:
 
 
 class TemplateRenderer:
-    """Renders and parses for one tokenizer. Make it with `agentloop.rendering.renderer_for`.
+    """Renders and parses for one tokenizer. Create it with `agentloop.rendering.renderer_for`.
 
     Control tokens in messages and tool schemas are encoded as plain characters: only the template writes `<|im_end|>`.
     Messages whose role is in `trusted_roles` may contain tags (`<think>`, `<tool_call>`).
@@ -82,10 +82,10 @@ class TemplateRenderer:
             call_format, starts_in_thinking=self.starts_in_thinking, calls_in_thinking=calls_in_thinking
         )
         self._lock = threading.Lock()
-        """Lock around changes of the caches."""
+        """Held while a cache changes."""
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._shown_tools: dict[int, ToolSchemas] = {}
-        """`id()` -> tools that a prompt has shown."""
+        """`id()` of tools -> tools whose rendering was checked."""
         self._prompts: dict[tuple[Any, ...], tuple[ToolSchemas, list[int]]] = {}
 
     def render_prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
@@ -111,14 +111,14 @@ class TemplateRenderer:
             ids = self._with_images(self.encoder.encode_rendered(self.continuation_text(messages, tools)), messages)
         last = sampled[-1] if len(sampled) else None
         if ids[:1] and ids[0] in self._opening_ids:
-            # The token that opens the next message also ends the turn, and a model that is done samples it.
+            # The token that opens the next message also ends the turn, so the model samples it.
             return Continuation([], ids[1:] if last == ids[0] else ids)
-        # The line break of the turn is a separate segment if an added token follows it.
+        # The line break after the turn is a separate segment if an added token follows it.
         length = len(self._closing)
         if ids[:length] != self._closing or (len(ids) > length and ids[length] not in self._added_ids):
             length = 0
         closing = ids[:length]
-        if last not in self._turn_ends:  # also after an end of text, which the template does not know
+        if last not in self._turn_ends:  # also after an end-of-text token, which the template does not know
             closing = self._end_of_cut + closing
         return Continuation(closing, ids[length:])
 
@@ -153,21 +153,21 @@ class TemplateRenderer:
 
     @property
     def cache_sizes(self) -> tuple[int, int]:
-        """Numbers of cached prompts and of cached conversation shapes."""
+        """Number of cached prompts, and of cached conversation shapes."""
         return len(self._prompts), len(self._shapes)
 
     def _keep(self, cache: dict[Any, Any], size: int, key: Any, value: Any) -> None:
-        """Add an entry, replacing the oldest one if the cache is full; threads render long texts, hence the lock."""
+        """Add an entry, replacing the oldest one if the cache is full; several threads may do this."""
         with self._lock:
             if len(cache) >= size and key not in cache:
                 del cache[next(iter(cache))]
             cache[key] = value
 
     def _spliced(self, prompt: bool, messages: Sequence[Message], tools: ToolSchemas) -> list[int] | None:
-        """Return the ids from a splice, or None if the shape is new or its template does not allow splices.
+        """Return the ids from a splice; None if the shape is new or its template does not allow splices.
 
-        A splice is made when a shape comes a second time. It costs about thirty renders, too many for a system prompt
-        that is used once.
+        A splice is made when a shape occurs for the second time. It takes about thirty renders, too many for a system
+        prompt that is used once.
         """
         key = self._shape_key(prompt, messages, tools)
         if key is None:
@@ -214,7 +214,7 @@ class TemplateRenderer:
         ]
         try:
             return make_splice(lambda shown: text_of(shown, tools), messages, slots, self.encoder, at_start=prompt)
-        except UserError:  # the template accepts only certain contents, such as call ids of nine letters
+        except UserError:  # the template accepts only certain contents, such as call ids with nine characters
             return None
 
     def _prompt_text(self, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas) -> str:
@@ -248,7 +248,7 @@ class TemplateRenderer:
 
 
 def _exact_key(messages: Sequence[Message], tools: ToolSchemas) -> tuple[Any, ...] | None:
-    """Return a key of the exact messages; None if they contain more than text."""
+    """Return a cache key of the exact messages; None if they contain more than text."""
     if any(value.__class__ is not str for message in messages for value in message.values()):
         return None
     return (id(tools), *(tuple(message.items()) for message in messages))

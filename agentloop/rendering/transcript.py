@@ -1,8 +1,8 @@
-"""`Transcript`: the `Renderer` of engines that take messages instead of token ids.
+"""`Transcript`: the `Renderer` for engines that take messages instead of token ids.
 
-The stream of an episode then holds its messages as lines of JSON. An id is four characters of such a line, about as
-long as a token of English, so limits in tokens keep their meaning as estimates. The ids are a notation of the episode:
-no model sampled them, and none can be trained on them.
+The stream of an episode contains its messages as JSON lines. An id encodes four characters of such a line, about as
+many as a token of English, so token limits hold approximately. The ids only represent the episode: no model sampled
+them, and no model can be trained on them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentloop.errors import UserError
 from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.types.messages import Message, ParsedTurn
 
 _ID_BYTES = 4
 _PIXELS_PER_TOKEN = 750
-"""Estimate: Anthropic's rule; other services count between a half and the double."""
+"""Estimate from Anthropic's rule; other services count between half and twice as many tokens."""
 
 
 class GivenImages:
-    """Takes the place of an `ImageProcessor`: the service scales images itself and gets them as they are."""
+    """Replaces an `ImageProcessor`: the service gets images unchanged and scales them itself."""
 
     def num_tokens(self, image: Any) -> int:
         """Estimate the number of tokens of an image."""
@@ -33,15 +34,12 @@ class GivenImages:
         return image
 
     def place(self, ids: Sequence[int], images: Sequence[Any], offset: int = 0) -> list[Any]:
-        """Return the images: their places in the transcript follow from their order."""
+        """Return the images, whose positions in the transcript follow from their order."""
         return list(images)
 
 
 class Transcript:
-    """Writes messages to a stream and reads them back.
-
-    `read` parses an assistant message in the form of the engine's protocol.
-    """
+    """Writes messages to a stream and reads them back. `read` parses an assistant message of the engine's protocol."""
 
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
@@ -90,12 +88,12 @@ def lines_of(ids: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def text_of_ids(ids: Sequence[int]) -> str:
-    """Return the text that ids were packed from; half a character at an end of it is lost."""
+    """Return the text that ids were packed from; incomplete characters at its ends are lost."""
     return array("i", ids).tobytes().replace(b"\0", b"").decode("utf-8", "ignore")
 
 
 def is_transcript(ids: Sequence[int]) -> bool:
-    """Return whether a whole stream is a transcript. No vocabulary has ids as large as its first one."""
+    """Return whether a whole stream is a transcript, whose first id is larger than any vocabulary."""
     return len(ids) > 0 and ids[0] in _FIRST_IDS
 
 
@@ -109,7 +107,7 @@ _FIRST_IDS = {_packed(f'{{"{kind}": '.encode())[0] for kind in ("tools", "messag
 
 
 def _line(message: Message) -> dict[str, Any]:
-    """Return the line of a message. Images are marked: they travel beside the stream."""
+    """Return the line of a message, with marks for images, which are passed separately."""
     content = message.get("content", "")
     if isinstance(content, str):
         return {"message": message}
