@@ -167,7 +167,7 @@ class _Episode:
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """Start one event loop in a thread of its own: callers may have one running in theirs, as notebooks do."""
+    """Start one event loop in a separate thread, because the caller's thread may already run one, as in notebooks."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="agentloop-exported-envs", daemon=True).start()
     return loop

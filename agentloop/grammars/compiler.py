@@ -66,7 +66,7 @@ class GrammarCompiler:
         except (ValueError, RuntimeError) as error:
             raise UserError(f"xgrammar cannot constrain turns with this tokenizer: {error}") from error
         self._stops = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
-        """Tokens that engines let end a turn whatever a request says."""
+        """Tokens at which engines end a turn regardless of the request."""
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
 
     def begin(self, grammar: Grammar) -> GrammarState:

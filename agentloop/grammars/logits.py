@@ -1,4 +1,4 @@
-"""Forbid tokens in logits, in the hf engine and in the learner. vLLM and SGLang have kernels of their own."""
+"""Forbid tokens in logits, in the hf engine and in the learner. vLLM and SGLang have their own kernels."""
 
 from __future__ import annotations
 

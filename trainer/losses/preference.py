@@ -44,7 +44,7 @@ def dpo(
     The margin is log(policy / reference) of the better answer minus that of the worse answer, each summed over its
     tokens. `tokens.advantages` is 1 for the better answer and -1 for the worse. `tokens.rivals` has the log-ratio of
     the other answer under the same weights, so the answers of a pair may be in different micro-batches. Each answer has
-    half of the loss value and, since its rival is a constant, the whole gradient of its own tokens.
+    half of the loss value and, since its rival is a constant, the whole gradient of its tokens.
     """
     from torch.nn.functional import logsigmoid
 

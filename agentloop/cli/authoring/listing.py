@@ -31,13 +31,13 @@ class Entry:
     """Why it cannot be used."""
 
     def lines(self) -> list[str]:
-        """Return what stands beside the name."""
+        """Return the description and details of the entry."""
         package = [f"package: {self.package}"] if self.package != _OWN else []
         return [self.error or self.description, *self.details, *package]
 
 
 def print_entries(entries: Iterable[Entry]) -> None:
-    """Print each name with its description and details beside it; in a pipe, as one line with tabs."""
+    """Print each name with its description and details; in a pipe, as one line with tabs."""
     console = Console()
     if not console.is_terminal:
         for entry in entries:

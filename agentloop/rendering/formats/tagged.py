@@ -36,8 +36,8 @@ class _Tags:
     function_end: str
     """Empty for formats whose wrapper contains one function without its own tag."""
     parameter: str
-    """If it has a group `text`, "true" means that the value is text whatever the schema, and "false" that the value of
-    a parameter without schema is JSON."""
+    """If it has a group `text`, "true" means that the value is text regardless of the schema, and "false" that the
+    value of a parameter without schema is JSON."""
     parameter_end: str
     example: str
     """Example of a well-formed call with one parameter, for feedback to the model."""
