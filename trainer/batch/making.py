@@ -65,4 +65,4 @@ def make_batch(
         assert models is not None
         assert models.teacher is not None, "distillation needs a teacher"
         samples, metrics = distilled(samples, models.teacher(samples), algorithm.distillation.weight)
-    return TrainBatch(samples, len(groups), dict(+dropped), num_too_old, auxiliary_samples, metrics)
+    return TrainBatch(samples, dict(+dropped), num_too_old, auxiliary_samples, metrics)

@@ -135,8 +135,6 @@ class TrainBatch:
     """The samples of one `Learner.step`."""
 
     samples: Sequence[Sample]
-    num_groups: int = 0
-    """Number of groups in the batch, including those without a remaining sample."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Reason -> number of trajectories that cannot be trained on."""
     num_too_old: int = 0

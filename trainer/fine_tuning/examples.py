@@ -92,7 +92,7 @@ class Examples:
                 f"tokens, and data.max_tokens (or the context of the model and learner.token_budget) allows "
                 f"{self.max_tokens}."
             )
-        return TrainBatch(samples, len(indices), dict(dropped))
+        return TrainBatch(samples, dict(dropped))
 
     def trajectories(self, index: int) -> list[Trajectory]:
         """Return the token streams of a row: one, or the better and the worse answer of a pair. Raises `UserError`."""

@@ -32,7 +32,7 @@ def test_a_sample_equals_its_trajectory_token_for_token():
     assert first.versions.tolist() == [-1, -1, 3, 3, -1, -1, -1, 4]
     assert (first.advantage, second.advantage) == (0.5, -0.5)
     assert (first.reward, first.trajectory_id, first.group_id) == (1.0, "a", "g")
-    assert (batch.num_groups, batch.num_tokens, batch.num_sampled, batch.dropped) == (1, 15, 5, {})
+    assert (batch.num_tokens, batch.num_sampled, batch.dropped) == (15, 5, {})
 
 
 def test_trajectories_that_cannot_be_trained_on_are_dropped_and_counted():
@@ -41,7 +41,6 @@ def test_trajectories_that_cannot_be_trained_on_are_dropped_and_counted():
     # The trajectory without sampled tokens still counts in the mean of its group.
     assert [sample.advantage for sample in batch.samples] == [0.5]
     assert batch.dropped == {"no_reward": 3, "no_sampled_tokens": 1}
-    assert batch.num_groups == 2
 
 
 def test_branches_are_trained_and_their_episode_counts_once_in_its_group():
