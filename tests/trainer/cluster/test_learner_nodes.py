@@ -101,7 +101,7 @@ def test_models_and_folders_that_a_node_does_not_see_are_refused(sums_model: Pat
     shared_files.check(ranks, sums_model, tmp_path)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(shared_files, "digest", lambda model: "another")
-    with pytest.raises(UserError, match=rf"model is {sums_model}, and .* has another config.json there"):
+    with pytest.raises(UserError, match=rf"model is {sums_model}, but .* has another config.json there"):
         shared_files.check(ranks, sums_model, None)
     monkeypatch.undo()
     monkeypatch.setattr(Path, "touch", lambda path: None)  # as if only this node had written it
