@@ -108,6 +108,8 @@ def test_a_missing_section_says_how_to_set_it(tmp_path):
             ["learner.lr_schedule=linear", "run.steps=5", "learner.warmup_updates=5"],
             ["warmup_updates is 5", "has 5 updates"],
         ),
+        (["engine.name=hf", "learner.lora.publish=adapters"], ["learner.lora.publish=merged", "engine.name=vllm"]),
+        (["learner.lora.publish=adapters", "placement.sleep=true"], ["learner.lora.publish", "placement.sleep=false"]),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_loads(tmp_path, overrides, words):
