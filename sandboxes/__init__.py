@@ -1,4 +1,4 @@
-"""Sandboxes run untrusted code. `create` makes one of the requested isolation level."""
+"""Sandboxes run untrusted code. `create` makes a sandbox of the requested isolation level."""
 
 from __future__ import annotations
 

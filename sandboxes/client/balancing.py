@@ -1,7 +1,7 @@
-"""`Fleet`: choose which of several servers takes the next request. It knows nothing of HTTP.
+"""`Fleet`: chooses which of several servers takes the next request. It knows nothing of HTTP.
 
 A request goes to the least loaded member that is up and has room. If there is none, requests wait in order of arrival.
-A member that failed is down until a probe succeeds. Pauses between probes grow, and no request is risked on it.
+A member that failed is down, and gets no requests, until a probe succeeds. Pauses between probes grow.
 
     up --report_down--> down --probe succeeds--> up
 """
@@ -25,22 +25,22 @@ class Member(Protocol):
 
     name: str
     problem: str
-    """Reason why it is down."""
+    """Reason why the member is down."""
     in_flight: int
-    """Number of requests that it is serving."""
+    """Number of requests in progress."""
 
     @property
     def capacity(self) -> int:
-        """Return how many requests it may serve at once."""
+        """Return how many requests the member may serve at once."""
         ...
 
     @property
     def load(self) -> float:
-        """Return its load; the member with the lowest load is chosen."""
+        """Return the load of the member. The member with the lowest load is chosen."""
         ...
 
     async def probe(self) -> bool:
-        """Return whether it can serve; never raises, and has a timeout of its own."""
+        """Return whether the member can serve. Never raises, and returns within its own timeout."""
         ...
 
 
@@ -48,10 +48,10 @@ MemberT = TypeVar("MemberT", bound=Member)
 
 
 class Fleet(Generic[MemberT]):
-    """The members as seen from one event loop. `patience`: seconds that requests wait while all members are down.
+    """The members as seen from one event loop.
 
-    `first_pause`: seconds before the first probe of a member that is down. The pause doubles after each failed probe,
-    up to `last_pause`.
+    `patience` is the seconds that requests wait while all members are down. `first_pause` is the seconds before the
+    first probe of a member that is down. The pause doubles after each failed probe, up to `last_pause`.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Fleet(Generic[MemberT]):
                 return await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._release(waiter.result())  # assigned at the moment the wait ended
+                self._release(waiter.result())  # the member was assigned just when the wait ended
             if isinstance(error, TimeoutError) and expiry.expired():
                 raise SandboxBusyError("No sandbox daemon had room within the allowed waiting time.") from error
             raise

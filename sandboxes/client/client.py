@@ -1,4 +1,4 @@
-"""`SandboxClient`: run code in sandbox daemons, on this or other machines, through the interface of local sandboxes."""
+"""`SandboxClient`: runs code in sandbox daemons, on this or other machines, with the interface of local sandboxes."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _logger = logging.getLogger(__name__)
 class SandboxClient:
     """Runs code in sandbox daemons: `agentloop tools serve`, or SandboxFusion (no sessions, no echo, no oom flag).
 
-    An execution goes to the least loaded daemon. It has no effect outside of its sandbox, so it runs again, elsewhere
-    if possible, if its daemon cannot be reached, goes away or is full. One client serves many trajectories, in one
-    event loop after another.
+    An execution goes to the least loaded daemon. It has no effect outside its sandbox, so if its daemon cannot be
+    reached, dies or is full, it runs again, elsewhere if possible. One client serves many trajectories, in one event
+    loop after another.
 
-    `urls`: one address, several separated by commas, or a list. Each must be a single daemon: a load balancer would
-    send the cells of a session to the wrong one. `token`: token of the daemons, by default AGENTLOOP_TOKEN of the
+    `urls`: one address, several separated by commas, or a list. Each must be a single daemon, because a load balancer
+    would send the cells of a session to the wrong one. `token`: token of the daemons, by default AGENTLOOP_TOKEN of the
     environment. `packages`, `preload`: packages that code must be able to import; `start` checks that the daemons
-    have them. `max_in_flight`: executions that one daemon gets at once, by default 2 for each of its slots; the
-    others wait in the client. `patience`: seconds that an execution waits while no daemon can be reached.
+    have them. `max_in_flight`: executions that one daemon gets at once, by default 2 for each of its slots; others wait
+    in the client. `patience`: seconds that an execution waits while no daemon can be reached.
 
     Raises `UserError` for an invalid URL or token.
     """
 
     level: ClassVar[str] = "remote"
     max_lost = 5
-    """Number of daemons lost during one execution after which the execution is taken for the cause."""
+    """Number of daemons lost during one execution after which the execution counts as the cause."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class SandboxClient:
         self._unwanted: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Connect to the daemons; a second call does nothing. Daemons that do not answer join when they do.
+        """Connect to the daemons; a second call does nothing. Daemons that do not answer yet join later.
 
         Raises `UserError` if none answers, if one is not a sandbox daemon or expects another token, or if one lacks a
         package.
@@ -114,7 +114,7 @@ class SandboxClient:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # Nobody would close it: it would occupy a place in its daemon until its idle limit.
+            # Otherwise the session would occupy a place in its daemon until its idle limit.
             self._unwanted.add(task := asyncio.create_task(_close(opening)))
             task.add_done_callback(self._unwanted.discard)
             raise
@@ -178,7 +178,7 @@ class SandboxClient:
         await asyncio.gather(*(daemon.check_packages(self._packages) for daemon in up))
         self._started = True
         for daemon in down:
-            _logger.warning("%s does not answer; it is used as soon as it does: %s", daemon.name, daemon.problem)
+            _logger.warning("%s does not answer yet; it joins as soon as it does: %s", daemon.name, daemon.problem)
             self._here().report_down(daemon, daemon.problem)
 
 
@@ -199,5 +199,5 @@ def _parse(urls: str | Sequence[str]) -> list[httpx.URL]:
             raise UserError(f"The sandbox {text!r} must be the address of a daemon, for example http://localhost:8080.")
         parsed[str(url)] = url
     if not parsed:
-        raise UserError("No sandbox daemon is given: write its address, for example http://localhost:8080.")
+        raise UserError("The list of sandbox daemons is empty: give an address, for example http://localhost:8080.")
     return list(parsed.values())

@@ -14,12 +14,12 @@ from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, Sa
 _PROBE_SECONDS = 10.0
 _OPEN_SECONDS = 60.0
 _FUSION_SLOTS = 32
-"""Assumed number of slots of SandboxFusion, which reports none and has no limit."""
+"""Number of slots to assume for SandboxFusion, which reports none and has no limit."""
 _REQUESTS_PER_SLOT = 2
-"""Enough for a slot to find its next request waiting. Further requests wait in the client, where they survive the
-loss of a daemon."""
+"""Number of requests in flight for each slot: enough for a slot to find its next request waiting. Further requests wait
+in the client, where they survive the loss of a daemon."""
 _BYTES_PER_SECOND = 1 << 20
-"""Slowest upload that the timeout allows for."""
+"""Slowest upload that timeouts allow for, in bytes per second."""
 _FIND_MISSING = """
 from importlib import metadata, util
 def there(name):
@@ -35,13 +35,13 @@ class Daemon:
     """A member of a `Fleet`. `max_in_flight`: executions that it gets at once, by default 2 for each of its slots."""
 
     margin_seconds = 15.0
-    """Seconds for everything except queue, compiler and code: setup, cleanup, transfer."""
+    """Seconds for setup, cleanup and transfer, in addition to queue, compiler and code."""
 
     def __init__(self, url: httpx.URL, token: str | None, max_in_flight: int | None) -> None:
         self.name = str(url.copy_with(username=None, password=None)).rstrip("/")
         self.connections = Connections(url, token)
         self.is_fusion = False
-        """Whether it is SandboxFusion or another server of that protocol, which has no sessions."""
+        """Whether the daemon is SandboxFusion or another server of its protocol, which has no sessions."""
         self.slots = 1
         self.in_flight = 0
         self.sessions: set[Session] = set()
@@ -54,7 +54,7 @@ class Daemon:
 
     @property
     def load(self) -> float:
-        # A session is rarely busy: it only breaks ties.
+        # A session is rarely busy, so sessions only break ties.
         return (self.in_flight + 0.001 * len(self.sessions)) / self.slots
 
     async def call(self, method: str, path: str, body: bytes | None = None, *, seconds: float) -> bytes:
@@ -69,7 +69,7 @@ class Daemon:
         raise self._error(reply, path)
 
     async def look(self) -> None:
-        """Find out which kind of daemon answers at this address.
+        """Detect which kind of daemon answers at this address.
 
         Raises `UserError` if it is not a sandbox daemon or expects another token, `SandboxError` if it does not answer
         or is shutting down.
@@ -93,7 +93,7 @@ class Daemon:
             raise UnavailableError(f"The sandbox daemon {self.name} is shutting down.")
 
     async def is_there(self) -> bool:
-        """Return whether it serves; if not, `problem` is the reason. Raises the `UserError` of `look`."""
+        """Return whether the daemon serves; if not, `problem` is the reason. Raises the `UserError` of `look`."""
         try:
             await self.look()
         except SandboxError as error:
@@ -109,7 +109,7 @@ class Daemon:
             return False
 
     async def execute(self, execution: Execution, *, queue: float, waited: float) -> ExecutionResult:
-        """Run it here, with at most `queue` seconds in the daemon's queue after the `waited` seconds in the client's.
+        """Run an execution, which may wait `queue` seconds in the daemon after `waited` seconds in the client.
 
         Raises the errors of `call`, and `SandboxError` if no answer came in time.
         """
@@ -159,7 +159,7 @@ class Daemon:
             case 404:
                 return GoneError(f"{self.name}{path} does not exist: {reason}")
             case 502 | 503:
-                return UnavailableError(f"The sandbox daemon {self.name} takes no requests now ({status}): {reason}")
+                return UnavailableError(f"The sandbox daemon {self.name} accepts no requests now ({status}): {reason}")
             case 409 | 429 | 504:
                 return SandboxBusyError(f"The sandbox daemon {self.name} has no room ({status}): {reason}")
         return SandboxError(f"The sandbox daemon {self.name} answers {status} to {path}: {reason}")

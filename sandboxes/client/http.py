@@ -1,6 +1,6 @@
-"""`Connections`: HTTP to one daemon, with errors that tell whether a request may have had its effect.
+"""`Connections`: HTTP to one daemon, with errors that say whether a request may have had its effect.
 
-Each connection is an httpx transport of its own, kept on a stack. The connection pool of httpx walks through all its
+Each connection is a separate httpx transport, kept on a stack. The connection pool of httpx walks through all its
 connections for every request, which is slow with hundreds of requests in flight:
 https://github.com/encode/httpcore/pull/1035
 """
@@ -23,7 +23,7 @@ from agentloop.errors import SandboxError
 
 CONNECT_SECONDS = 5.0
 _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-if sys.platform == "linux":  # notice within a minute that the daemon's machine is gone, also while code runs
+if sys.platform == "linux":  # notice within a minute if the daemon's machine dies, even while code runs
     _KEEPALIVE += [
         (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
         (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
@@ -62,11 +62,11 @@ class Reply:
 class Connections:
     """The connections to one daemon, one for each concurrent request. Those of an ended event loop are dropped.
 
-    Proxies of the environment are ignored: a daemon is a neighbour, not a host on the internet.
+    Proxies of the environment are ignored, because daemons are not on the internet.
     """
 
     idle_seconds = 4.0
-    """Idle connections are closed after this, before uvicorn does so (5 s): none is used while the daemon closes it."""
+    """Seconds after which idle connections are closed. uvicorn closes them after 5 s, and must not be first."""
 
     def __init__(self, url: httpx.URL, token: str | None) -> None:
         self._url = url
@@ -105,7 +105,7 @@ class Connections:
             await self._close_idle(0.0)
 
     async def _close_idle(self, seconds: float) -> None:
-        """Close connections idle for this long; httpx itself replaces one only when it is used again."""
+        """Close connections that were idle for this long. httpx itself replaces one only when it is used again."""
         while self._idle and self._idle[0][1] <= time.monotonic() - seconds:
             transport, _ = self._idle.popleft()
             await transport.aclose()

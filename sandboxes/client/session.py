@@ -1,4 +1,4 @@
-"""`RemoteSession`: a session in a daemon. It stays in the daemon where it was opened."""
+"""`RemoteSession`: a session in a daemon. It stays in the daemon that opened it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentloop.sandboxes.client.http import AnswerLostError, GoneError, NotSentE
 from agentloop.sandboxes.interface.sandbox import CellResult, check_files, check_limits
 
 _MARGIN_SECONDS = 30.0
-"""Seconds beside the time of a cell: the interrupt, the end of a session that ignores it, and transfer."""
+"""Seconds in addition to the time of a cell: to interrupt it, to end a session that ignores that, and to transfer."""
 _FILES_SECONDS = 120.0
 
 
@@ -53,7 +53,7 @@ class RemoteSession:
         if self not in self.daemon.sessions:
             return
         self.daemon.sessions.discard(self)
-        with suppress(SandboxError):  # gone or out of reach: it ends at its idle limit
+        with suppress(SandboxError):  # gone or unreachable: it ends at its idle limit
             await self.daemon.call("DELETE", self._path, seconds=_MARGIN_SECONDS)
 
     async def _call(self, method: str, path: str, body: bytes, *, seconds: float) -> bytes:

@@ -1,4 +1,4 @@
-"""Code that runs inside a world: standard library only, and nothing of agentloop except these modules.
+"""Code that runs inside a world. It imports only the standard library and these modules.
 
-The modules are sent in as code objects (`sandboxes.worlds.boot`), so no file of agentloop must be visible inside.
+The modules are sent in as code objects (`sandboxes.worlds.boot`), so agentloop's files need not be visible inside.
 """

@@ -1,7 +1,7 @@
 """Messages between a world and its owner, with descriptors, over a SOCK_SEQPACKET unix socket.
 
-Messages of the owner are marshalled, which is fast to read but trusts the writer. Answers of a world are JSON, because
-untrusted code may have run there: the owner must be able to read any answer safely.
+Messages of the owner are marshalled, which is fast to read but trusts the writer. Answers of a world are JSON, which
+the owner can read safely even if untrusted code has forged them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # importing the module typing would cost every execution
 
 MAX_MESSAGE = 1 << 16
 _PORTABLE = 2
-"""A version of marshal that every Python 3 reads."""
+"""Version of marshal that every Python 3 reads."""
 _FD_BYTES = 4
 _ROOM = 128
 """Space for the header of the descriptors and more than 16 of them."""
@@ -26,7 +26,7 @@ _LENGTH_BYTES = 8
 
 
 def send(channel: socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send a message to a world, or from one in which untrusted code never runs. Values have exact built-in types.
+    """Send a message to a world, or from a world that never runs untrusted code. Values have exact built-in types.
 
     Raises `OSError` if the other side is gone.
     """
@@ -92,7 +92,7 @@ def say(channel: socket, answer: bytes) -> None:
 
 
 def hear(channel: socket) -> dict[str, Any]:
-    """Receive an answer of a world, without any descriptors.
+    """Receive an answer of a world. Descriptors are not accepted.
 
     Raises `EOFError` if the world is gone, `ValueError` for an invalid answer.
     """
@@ -107,7 +107,7 @@ def hear(channel: socket) -> dict[str, Any]:
 
 
 def pack(files: Iterable[tuple[str, bytes]]) -> list[bytes]:
-    """Pack files into one stream of bytes for a memory file: any number of them takes one descriptor."""
+    """Pack files into one stream of bytes for a memory file, so that any number of files needs one descriptor."""
     entries = list(files)
     header = marshal.dumps([(path, len(content)) for path, content in entries], _PORTABLE)
     return [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(content for _, content in entries)]

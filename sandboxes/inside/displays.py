@@ -74,7 +74,7 @@ class Displays:
         self._frame({"error": {"name": name, "value": value[:_MAX_TEXT], "traceback": lines}}, [])
 
     def _write(self, parts: list[tuple[str, bytes]]) -> None:
-        """Write a display; if it does not fit, only its text, or nothing."""
+        """Write a display. If it does not fit, write only its text, or nothing."""
         size = sum(len(content) for _, content in parts)
         if size > self._room:
             parts = parts[:1]

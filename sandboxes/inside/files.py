@@ -1,4 +1,4 @@
-"""Transfer files into a world and out of it. Runs confined, as the user of the code."""
+"""Transfer files into and out of a world. This code runs confined, as the user of the code."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def read(paths: Sequence[str], out: int, limit: int) -> None:
 
 
 def _of_kernel(file: int) -> bool:
-    """Return whether it is a file of /proc: these claim to be regular and empty, and some never end."""
+    """Return whether a file is in /proc. Such files claim to be regular and empty, but some never end."""
     return os.readlink(f"/proc/self/fd/{file}").startswith("/proc/")
 
 

@@ -34,9 +34,9 @@ def start_of_interpreter() -> None:
 
 
 def prepare(directory: str) -> None:
-    """Set `sys` up for a program in `directory`. This is done once, since every fork has its own copy.
+    """Set `sys` up for a program in `directory`. Once is enough, because every fork has its own copy.
 
-    Nothing of agentloop can be imported after this.
+    Afterwards nothing of agentloop can be imported.
     """
     for name in [name for name in sys.modules if name.partition(".")[0] == "agentloop"]:
         del sys.modules[name]
@@ -48,8 +48,8 @@ def prepare(directory: str) -> None:
 
 
 _after_fork: list[types.CodeType] = []
-"""The fork handler of `threading`. It is disabled in forks made here, which have one thread, to save each execution a
-hundred page faults. `begin` restores it for forks made by the code."""
+"""The fork handler of `threading`. Forks made here have one thread and do not need it, which saves each execution a
+hundred page faults. `begin` restores it for forks that the code makes."""
 
 
 def _nothing() -> None:
@@ -59,7 +59,7 @@ def _nothing() -> None:
 def begin() -> dict[str, Any]:
     """Finish the setup in a fork and return the namespace of its main module.
 
-    It gets random numbers of its own. The main module is new, so the garbage collector can free its objects.
+    The fork gets a new random seed. The main module is new, so the garbage collector can free its objects.
     """
     if "numpy.random" in sys.modules:  # `random` does this by itself
         sys.modules["numpy.random"].seed()
@@ -89,7 +89,7 @@ def run(source: bytes, echo: bool) -> int:
 
 
 def _compile(source: bytes, echo: bool) -> list[types.CodeType]:
-    """Compile the program; with `echo`, a last expression gets code of its own, which prints its value."""
+    """Compile the program. With `echo`, compile a last expression separately, as code that prints its value."""
     if b"\0" in source:
         raise SyntaxError("source code cannot contain null bytes")
     if not echo:
@@ -103,7 +103,7 @@ def _compile(source: bytes, echo: bool) -> list[types.CodeType]:
 
 
 def without_own_frames(error: BaseException) -> None:
-    """Remove the frames of agentloop from its traceback, and from those of the exceptions that led to it."""
+    """Remove agentloop's frames from the traceback of an exception, and from those of its causes."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -140,7 +140,7 @@ def _status(error: BaseException) -> int:
         return 1
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException as second:  # as the interpreter does: print both
+    except BaseException as second:  # print both, like the interpreter
         print("Error in sys.excepthook:", file=sys.stderr)
         sys.__excepthook__(type(second), second, second.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)

@@ -79,7 +79,7 @@ class Repl:
             self._cell(source, f"<cell {request['cell']}>")
             self._displays.end()
             self._redirect(self._nowhere, self._nowhere, close=False)
-            if os.getpid() != self._pid:  # a child forked by the cell: it ends with the cell
+            if os.getpid() != self._pid:  # a child that the cell forked ends with the cell
                 os._exit(0)
             channel.send(self._control, {"cell": request["cell"]})
 

@@ -1,4 +1,4 @@
-"""A world that is used once: in isolation made by others, or in a directory without namespaces."""
+"""A world that is used once: inside isolation that others set up, or in a directory without namespaces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(control_fd: int, plan: dict[str, Any]) -> None:
     control = socket(fileno=control_fd)
     program.start_of_interpreter()
     has_namespace = os.getpid() == 1
-    if has_namespace:  # the kernel protects it from signals that have no handler
+    if has_namespace:  # the kernel blocks signals to it that have no handler
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     else:
         libc.become_subreaper()

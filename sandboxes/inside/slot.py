@@ -1,4 +1,4 @@
-"""Make a slot: a fork of the template, first process of its own namespaces, that serves executions one by one."""
+"""Make a slot: a fork of the template that is the first process of new namespaces and serves executions one by one."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ANSWER = 4096
 
 
 class SlotError(Exception):
-    """Raised if a slot could not be made."""
+    """A slot could not be made."""
 
 
 def create(control: socket, plan: dict[str, Any], host_user: int | None) -> int:
     """Make a slot that serves `control` and return its pid. Raises `SlotError`.
 
-    It takes two forks: the first enters the namespaces, and only its child can be the first process of the pid
-    namespace. Outside, `host_user` is the root of the slot and the next number is the code; None maps one user only.
+    Two forks are needed: the first enters the namespaces, and only its child can be the first process of the pid
+    namespace. On the host, the slot's root is user `host_user`, and the code is the next user; None maps only one user.
     """
     ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
     alive = [os.fork()]
@@ -91,7 +91,7 @@ def _enter(template: socket, control: socket, plan: dict[str, Any], host_user: i
             os._exit(0)
         expect(template, b"adopted")
         confinement = _build(plan, host_user)
-        libc.die_with_parent()  # last: a change of user resets it
+        libc.die_with_parent()  # last, because a change of user resets it
         template.send(b"ready")
         template.close()
         World(control, confinement).serve()
@@ -107,7 +107,7 @@ def _build(plan: dict[str, Any], host_user: int | None) -> Confinement:
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
         os.setgroups([])
-    libc.unshare(libc.CLONE_NEWNET)  # not before: the owner of /proc/net is the root of the slot if that has a number
+    libc.unshare(libc.CLONE_NEWNET)  # not earlier: the owner of /proc/net is the slot's root if it is mapped
     libc.mount("none", "/", flags=libc.MS_REC | libc.MS_PRIVATE)
     last_pid = mounts.mount_proc()
     if host_user is not None:

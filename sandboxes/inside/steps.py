@@ -1,4 +1,4 @@
-"""The operations of a step, in the forked process that runs it: the last own code before untrusted code."""
+"""The operations of a step, in the forked process that runs it. After this code, untrusted code runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import mmap
 import os
 import struct
 import sys
-from os import closerange, dup2  # as global names of this module, they are found faster
+from os import closerange, dup2  # global names of this module are looked up faster
 from time import monotonic
 
 from agentloop.sandboxes.inside import channel, program, repl
@@ -31,11 +31,11 @@ REPL_CHANNEL = 3
 _BOTH_WAYS = os.O_RDWR | os.O_CLOEXEC
 _STANDARD = ("stdin", "stdout", "stderr")
 _MAX_FD = 1024
-"""Greater than every descriptor of a world."""
+"""A number above every descriptor of a world."""
 
 
 class Report:
-    """A page that a step and its world share: when the code started, or why it could not."""
+    """A memory page that a step shares with its world. It says when the code started, or why it could not."""
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
@@ -137,7 +137,7 @@ def _execute(order: Order) -> int:
 
 
 def _make_executable(path: str) -> None:
-    """Make the output of a linker executable, which the filter of some levels forbids."""
+    """Make the output of a linker executable, because the filter of some levels keeps the linker from doing so."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -164,7 +164,7 @@ def _read(order: Order) -> int:
 
 
 def _repl(order: Order) -> int:
-    library = repl.Library()  # before the files, which may have the names of modules
+    library = repl.Library()  # before the files are written, which may have the names of modules
     _write_files(order)
     if order.fds["repl"] != REPL_CHANNEL:
         dup2(order.fds["repl"], REPL_CHANNEL, inheritable=False)

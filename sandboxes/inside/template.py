@@ -1,7 +1,7 @@
 """The template: an interpreter with modules already imported, from which every slot is forked.
 
-It serves one socket of one owner. When the owner ends, for any reason, the template ends every slot, removes their
-cgroups and ends. If started as root, it stays root outside of the slots, but sees only the file system of the slots.
+It serves the socket of one owner. When the owner ends, for any reason, the template ends all slots, removes their
+cgroups and ends. If started as root, it stays root outside the slots, but sees only the file system of the slots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FIRST_USER = 0x70000000
 _USERS = 0x0FFF0000
-"""Range of host users for slots: above those of container managers, below 2^31."""
+"""Range of host users for slots: above the ranges of container managers, below 2^31."""
 _MAX_SLOTS = 4096
 
 
@@ -56,7 +56,7 @@ class Template:
         self._root = os.geteuid() == 0
         self._made = 0
         self.importing: str | None = None
-        """Module that is being preloaded."""
+        """Name of the module that is being preloaded."""
         self._slots: dict[int, int] = {}  # pidfd -> pid
         self._poll = select.poll()
         self._cgroups = [
@@ -73,7 +73,7 @@ class Template:
         mounts.build_root(self._plan["root"], self._plan["writable"])
         libc.become_subreaper()
         os.environ.pop("LD_BIND_NOW", None)
-        sys.path_importer_cache.clear()  # it remembers paths that were absent before
+        sys.path_importer_cache.clear()  # it caches which paths were absent before
         program.start_of_interpreter()
         for name in self._plan["preload"]:
             self.importing = name
@@ -84,7 +84,7 @@ class Template:
         gc.freeze()
 
     def serve(self) -> None:
-        """Serve requests until the owner is gone."""
+        """Serve requests until the owner ends."""
         for fd in (self._control.fileno(), self._owner):
             self._poll.register(fd, select.POLLIN)
         try:
@@ -148,7 +148,7 @@ def _own_user_namespace() -> None:
 
 
 def _remove_cgroup(parent: int, name: str) -> None:
-    """Remove a cgroup and those in it, waiting until the kernel has taken dead processes out of them."""
+    """Remove a cgroup and all cgroups in it. Wait until the kernel has removed dead processes from them."""
     try:
         directory = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """The first process of a world: start steps on request and report how each ended.
 
-It is single-threaded, never runs untrusted code, and is protected from it by the confinement of steps. When its socket
-closes, it ends, and everything in the world with it.
+It is single-threaded and never runs untrusted code; the confinement of steps protects it. When its socket closes, it
+ends, and everything in the world ends with it.
 
 The cost of an execution is the memory pages that the fork and this process write to. So the path of a step through
 this module is short, and avoids exceptions and heavy modules.
@@ -15,7 +15,7 @@ import os
 import resource
 import select
 import sys
-from os import close, waitpid  # as global names of this module, they are found faster
+from os import close, waitpid  # global names of this module are looked up faster
 from time import monotonic
 
 from agentloop.sandboxes.inside import channel, endings, program, steps
@@ -31,7 +31,7 @@ _SETUP_SECONDS = 60.0
 _RLIMITS = 16
 """RLIM_NLIMITS of Linux."""
 _LOOK_SECONDS = 0.02
-"""Seconds between two checks whether a step whose time may be over has started; there is no notification."""
+"""Seconds between two checks whether a step has started. There is no notification of the start."""
 
 
 class _Running:
@@ -47,7 +47,7 @@ class _Running:
         self.killed = False
 
     def due(self) -> float:
-        """Return when to end the step, by `time.monotonic`. The clock of the code starts with the code."""
+        """Return the `time.monotonic` at which to end the step. The clock of the code starts with the code."""
         if self.killed:
             return _NEVER
         if started := self.report.started():
@@ -84,7 +84,7 @@ class World:
         gc.collect()
         gc.freeze()
         gc.disable()
-        with open("/proc/self/statm") as file:  # memory of the warm interpreter does not count against the code
+        with open("/proc/self/statm") as file:  # the warm interpreter's memory does not count against the code
             self._own_data = int(file.read().split()[5]) * resource.getpagesize()
         channel.say(self._control, b'{"ready": true}')
         control = self._control.fileno()
@@ -97,14 +97,14 @@ class World:
                         self._request(*self._inbox.take(self._control))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             self._sweep()
-        except OSError as error:  # nothing but the code can bring this about in a world that was ready
+        except OSError as error:  # only the code can cause this in a world that was ready
             channel.say(
                 self._control, b'{"broken": "%s"}' % str(error).encode(errors="backslashreplace").hex().encode()
             )
             raise
 
     def _patience(self) -> float | None:
-        """End steps whose time is over; return the milliseconds until the next check."""
+        """End steps that have timed out; return the milliseconds until the next check."""
         nearest = _NEVER
         now = monotonic()
         for pid, step in self._running.items():
@@ -161,14 +161,14 @@ class World:
         self._running[pid] = step
 
     def _end(self, pid: int, step: _Running) -> None:
-        """End a step. It is not reaped yet, so its pid belongs to no other process."""
-        if step.request["alone"]:  # all at once: else its children would see it die
+        """End a step. It is not reaped yet, so no other process has its pid."""
+        if step.request["alone"]:  # all at once, or its children would see it die
             self._confinement.kill()
         else:
             os.kill(pid, _signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Reap everything that has ended: steps, and orphans of steps."""
+        """Reap all processes that have ended: steps, and orphans of steps."""
         while self._running:
             pid, status = waitpid(-1, os.WNOHANG)
             if pid == 0:

@@ -1,7 +1,7 @@
-"""The languages that a sandbox can run, and the programs that each needs inside.
+"""The languages that a sandbox can run, and the programs that each needs.
 
-The names are those of SandboxFusion. Python and bash are part of every sandbox. The other languages work if their
-compiler or runtime is installed below /usr.
+The names are SandboxFusion's. Every sandbox has Python and bash. The other languages work if their compiler or runtime
+is installed below /usr.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ class Language:
 
     name: str
     main: str
-    """Name of the file, in the working directory, that the code is written to."""
+    """Name of the file in the working directory to which the code is written."""
     run: tuple[str, ...]
     """Command that runs the main file, in the working directory."""
     compile: tuple[str, ...] = ()
-    """Command that compiles it first, if the language needs one."""
+    """Command that compiles the file first, if the language needs one."""
     install: str = ""
     """Hint on how to install a missing program."""
     opening: str = ""
-    """Text put before code that does not contain it."""
+    """Text to put before code that does not contain it."""
     module: str = ""
     """Python module that the sandbox must be able to import."""
 
@@ -49,7 +49,7 @@ def _debian(*packages: str) -> str:
     return f"`apt-get install {' '.join(packages)}` on Debian"
 
 
-# Java programs here are small and many: save the time for a parallel heap and a second compiler.
+# Java programs here are small and many, so save the time for a parallel heap and a second compiler.
 _JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _IVERILOG = ("iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s", "tb", "-o", "main.vvp", "main.sv")
 _PYTEST = ("python3", "-m", "pytest", "-p", "no:cacheprovider", "test_main.py")
@@ -91,7 +91,7 @@ _LANGUAGES = (
 NAMES = tuple(language.name for language in _LANGUAGES)
 _BY_NAME = {language.name: language for language in _LANGUAGES}
 
-# Further names of SandboxFusion, and why they are not offered.
+# Further names of SandboxFusion, with the reason why sandboxes do not run them.
 _NOT_OFFERED = {
     "cuda": "the sandbox shows no GPU",
     "python_gpu": "the sandbox shows no GPU",

@@ -12,11 +12,11 @@ from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface import languages
 
 MIN_MEMORY_MB = 16
-"""Memory that the interpreter itself needs at every level."""
+"""MiB that the interpreter itself needs at every level."""
 MAX_FILES = 10_000
 """Maximum number of files of one execution."""
 WRITABLE = ("/tmp", "/mnt")
-"""Directories that the code can write to: fresh for every execution and session, limited in size, removed after it."""
+"""Directories that the code can write to. Each execution and session gets new ones of limited size."""
 WORKING_DIRECTORY = "/tmp/work"
 
 
@@ -24,7 +24,7 @@ _MAX_DEPTH = 200
 
 
 class SandboxBusyError(SandboxError):
-    """No slot became free within the time that the caller was willing to wait."""
+    """No slot became free within the allowed waiting time."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -46,13 +46,13 @@ class Execution:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Path -> content of files to write before the start, relative to the working directory or below `WRITABLE`."""
     fetch_files: Sequence[str] = ()
-    """Paths, as the code sees them, to read after it has ended. Missing and irregular files are left out."""
+    """Paths to read after the code has ended, as the code sees them. Missing and irregular files are left out."""
     output_bytes: int = 1 << 20
-    """Bytes kept of stdout, and of stderr. The rest is read and dropped, so the code never blocks on output."""
+    """Bytes to keep of stdout, and of stderr. The rest is read and dropped, so the code never blocks on output."""
     fetch_bytes: int = 64 << 20
-    """Bytes kept of all fetched files together; a file that does not fit is left out."""
+    """Bytes to keep of all fetched files together; a file that does not fit is left out."""
     echo: bool = False
-    """Print the value of the last line if it is an expression, like the interactive interpreter. Python only."""
+    """Whether to print the value of a last line that is an expression, like the interactive Python. Python only."""
 
     def __post_init__(self) -> None:
         languages.find(self.language)
@@ -71,12 +71,12 @@ class ProcessResult:
     stdout: str
     stderr: str
     return_code: int | None
-    """Exit status; 128 + N if signal N ended the process, as in shells; None if its time ran out."""
+    """Exit status; 128 + N if signal N ended the process, as in shells; None if it timed out."""
     seconds: float
-    """Wall-clock seconds from its start to its end."""
+    """Wall-clock seconds from the start of the process to its end."""
     timed_out: bool = False
     oom: bool = False
-    """Out of memory: killed by the kernel, or ended by an uncaught `MemoryError`."""
+    """Whether the process ran out of memory: the kernel killed it, or an uncaught `MemoryError` ended it."""
     output_truncated: bool = False
 
     @property
@@ -94,7 +94,7 @@ class ProcessResult:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ExecutionResult(ProcessResult):
-    """The result of an execution; if it did not compile, the fields describe the compiler."""
+    """The result of an execution. If the code did not compile, the fields describe the compiler."""
 
     compilation: ProcessResult | None = None
     """Result of the compiler; None in languages without one."""
@@ -119,9 +119,9 @@ class SessionSettings:
     idle_seconds: float = 1800.0
     """Seconds without a cell after which the session ends by itself."""
     output_bytes: int = 1 << 20
-    """Bytes kept of stdout, and of stderr, of each cell."""
+    """Bytes to keep of stdout, and of stderr, of each cell."""
     display_bytes: int = 8 << 20
-    """Bytes kept of all displays of a cell; an image that does not fit is left out and sets `output_truncated`."""
+    """Bytes to keep of all displays of a cell. An image that does not fit is left out and sets `output_truncated`."""
 
     def __post_init__(self) -> None:
         check_limits(self, "memory_mb", "idle_seconds", "output_bytes", "display_bytes")
@@ -151,12 +151,12 @@ class CellResult:
     error: CellError | None = None
     seconds: float
     timed_out: bool = False
-    """Whether the cell was interrupted because its time ran out."""
+    """Whether the cell was interrupted because it timed out."""
     oom: bool = False
     output_truncated: bool = False
     session_ended: Literal["", "exited", "killed", "oom"] = ""
-    """Why this cell ended the session (`os._exit`, a signal, no reaction to the interrupt); empty if it did not. The
-    state of an ended session is lost."""
+    """Reason why this cell ended the session (`os._exit`, a signal, no reaction to the interrupt), or empty. The state
+    of an ended session is lost."""
 
     @property
     def ok(self) -> bool:
@@ -164,7 +164,7 @@ class CellResult:
 
 
 class Session(Protocol):
-    """A stateful Python: its cells share variables, files and processes with each other and nothing else."""
+    """A stateful Python. Its cells share variables, files and processes, but only with each other."""
 
     id: str
 
@@ -180,7 +180,7 @@ class Session(Protocol):
         """Interrupt the running cell, if any."""
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write files (path -> content, as in `Execution.files`). Raises `UserError`, also if they do not fit.
+        """Write files (path -> content, as in `Execution.files`). Raises `UserError` if that fails or they do not fit.
 
         If the code has broken the session, this does nothing, and the next cell reports the session as ended.
         """
@@ -188,7 +188,7 @@ class Session(Protocol):
     async def read_files(self, paths: Sequence[str], *, limit: int = 64 << 20) -> dict[str, bytes]:
         """Return the regular files among `paths`, as long as they fit into `limit` bytes together.
 
-        If the code has broken the session, there are none, and the next cell reports the session as ended.
+        If the code has broken the session, this returns none, and the next cell reports the session as ended.
         """
         ...
 
@@ -198,7 +198,7 @@ class Session(Protocol):
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Load:
-    """How busy a sandbox is."""
+    """The load of a sandbox."""
 
     slots: int
     """Number of executions that can run at once."""
@@ -218,16 +218,16 @@ class Sandbox(Protocol):
     async def start(self) -> None:
         """Prepare the sandbox; a second call does nothing.
 
-        Raises `UserError` if this machine cannot provide the isolation; it says what to install or allow.
+        Raises `UserError` if this machine cannot provide the isolation. The message says what to install or allow.
         """
 
     async def run(self, execution: Execution, *, max_queue_seconds: float = float("inf")) -> ExecutionResult:
-        """Run one program in a fresh world and remove that world with it.
+        """Run one program in a fresh world, and remove the world afterwards.
 
-        All its processes die when it ends, when its time runs out and when the caller is cancelled.
+        All its processes die when it ends, when it times out and when the caller is cancelled. Code that breaks its own
+        sandbox gets a result: it counts as killed (137).
 
-        Code that breaks its own sandbox gets a result: it counts as killed (137). Raises `SandboxError` if the sandbox
-        failed, never because of the code; `SandboxBusyError` if no slot became
+        Raises `SandboxError` if the sandbox failed, never because of the code; `SandboxBusyError` if no slot became
         free within `max_queue_seconds`; `UserError` if the compiler or runtime of the language is not installed, or
         if the files cannot be written (too large, a directory that is a file).
         """
@@ -240,7 +240,7 @@ class Sandbox(Protocol):
     def load(self) -> Load: ...
 
     async def close(self) -> None:
-        """End everything that still runs and release all resources."""
+        """End all running code and release all resources."""
 
 
 def check_limits(settings: object, *names: str) -> None:
@@ -258,7 +258,7 @@ def check_memory(memory_mb: int) -> None:
 
 
 def _is_name(path: str) -> bool:
-    """Return whether the path stands for bytes without NUL; surrogates may stand for bytes that are not UTF-8."""
+    """Return whether the path encodes bytes without NUL; surrogates may encode bytes that are not UTF-8."""
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
@@ -281,6 +281,6 @@ def check_files(files: Mapping[str, bytes]) -> None:
             )
         if not _is_name(name) or len(path.parts) > _MAX_DEPTH:
             raise UserError(
-                f"files contains the path {name!r:.200}, which cannot be made: use at most {_MAX_DEPTH} directories, "
+                f"files contains the path {name!r:.200}, which is not possible: use at most {_MAX_DEPTH} directories, "
                 "no NUL characters and no lone surrogates."
             )

@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 class Auto:
-    """The strongest level that works, among those that take all the given options.
+    """The strongest level that works, among those that support all the given options.
 
-    `start` raises `UserError` if none works, with what each level lacks. It never falls back on `none`.
+    `start` raises `UserError` if none works; the message says what each level lacks. It never falls back to `none`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -29,7 +29,7 @@ class Auto:
         if not self._levels:
             each = " ".join(f"{level.name} takes {', '.join(sorted(level.options()))}." for level in AUTOMATIC)
             raise UserError(f"No sandbox level takes the options {', '.join(options)} together. {each}")
-        self._levels[0].create(options)  # report an invalid value now, not as a missing level
+        self._levels[0].create(options)  # report an invalid value now, instead of a missing level
         self._chosen: Sandbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Lock | None = None

@@ -12,9 +12,9 @@ from typing import NamedTuple
 LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_ANY_BIT, AND, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 """Instruction codes. `JUMP_ABOVE` jumps if the value is greater or equal."""
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-"""Answers of a filter; `ERRNO` is combined with an error number."""
+"""Decisions of a filter; `ERRNO` is combined with an error number."""
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-"""Offsets into struct seccomp_data. Arguments have 8 bytes each, the low half first on both known architectures."""
+"""Offsets into struct seccomp_data. Arguments have 8 bytes each; both supported architectures are little-endian."""
 
 
 def instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -33,11 +33,11 @@ class Condition(NamedTuple):
     argument: int
     values: Sequence[int]
     mask: int = 0xFFFFFFFF
-    """Bits that are compared, of the low half; the high half is not, which is right for arguments of 32 bits."""
+    """Bits to compare in the low half. The high half is ignored, which is right for arguments of 32 bits."""
 
 
 def only(number: int, conditions: Sequence[Condition], error: int, answer: int = ALLOW) -> list[bytes]:
-    """Give `answer` to the system call `number` if all conditions hold; else refuse it."""
+    """Give `answer` to the system call `number` if all conditions hold; otherwise refuse it."""
     body: list[bytes] = []
     for argument, values, mask in conditions:
         body += [instruction(LOAD, ARGUMENTS + 8 * argument), instruction(AND, mask)]

@@ -1,8 +1,8 @@
 """The isolation level `bubblewrap`: bwrap makes fresh namespaces for every execution, without privileges.
 
-Inside there are no files of the host except /usr and the interpreter, no network except a loopback of its own, no other
-processes and no environment. A seccomp filter and resource limits come on top (`seccomp`, `rootfs`). Memory is limited
-per process, not in total: this level uses no cgroup.
+Inside there are no files of the host except /usr and the interpreter, no network except a private loopback, no other
+processes and no environment. A seccomp filter and resource limits are added (`seccomp`, `rootfs`). Memory is limited
+per process, not in total, because this level uses no cgroup.
 https://github.com/containers/bubblewrap
 """
 
@@ -66,7 +66,7 @@ class Bubblewrap(PooledSandbox):
         self.spawner: Spawner | None = None
 
     def _build_arguments(self) -> bytes:
-        """Return the arguments of bwrap; files that they write are passed as descriptors from `_FIRST_FILE_FD` on."""
+        """Return the arguments of bwrap. Files for it to write are passed as descriptors from `_FIRST_FILE_FD` on."""
 
         def file(path: str, content: bytes) -> list[str]:
             self._files.append(content)

@@ -1,4 +1,4 @@
-"""`DirectorySandbox`: worlds without namespaces, each a process in a directory of its own."""
+"""`DirectorySandbox`: worlds without namespaces, each a process in its own directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DirectorySandbox(PooledSandbox):
     """Base of levels without namespaces. A subclass restricts its steps in `_plan`."""
 
     modules: Sequence[str] = ()
-    """Further modules of agentloop, standard library only, that the plan needs inside."""
+    """Further modules of agentloop that the plan needs inside. They import only the standard library."""
 
     def _plan(self, directory: str) -> dict[str, Any]:
         """Return the arguments of `inside.single.main`."""
@@ -48,7 +48,7 @@ class DirectorySandbox(PooledSandbox):
         return world
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket, str]:
-        """Start the first process of a world. Raises `SandboxError`, also if there is no room for its directory."""
+        """Start the first process of a world. Raises `SandboxError`, for example if the disk is full."""
         try:
             directory = tempfile.mkdtemp(prefix="agentloop-")
             try:
@@ -57,7 +57,7 @@ class DirectorySandbox(PooledSandbox):
                 os.rmdir(directory)
                 raise
         except OSError as error:
-            raise SandboxError(f"A process could not be started in a directory of its own: {error}.") from error
+            raise SandboxError(f"A process could not be started in a new directory: {error}.") from error
 
     def _start_in(self, directory: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
         with ExitStack() as theirs_only, ExitStack() as on_failure:

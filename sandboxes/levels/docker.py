@@ -1,8 +1,8 @@
 """The isolation level `docker`: a container of a docker engine for every execution and every session.
 
 A container has no network, no capabilities and a read-only image; the engine limits memory, processes, CPU and disk.
-Containers are made in advance and used once. With the runtime runsc (gVisor) the code talks to a kernel of its own;
-without it, to the host's kernel. The engine must run on this machine, since owner and container share a socket.
+Containers are made in advance and used once. With the runtime runsc (gVisor) the code runs on a separate kernel;
+without it, on the host's. The engine must run on this machine, since owner and container share a socket.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Docker(PooledSandbox):
         if memory_mb > self._plan.memory_mb:
             raise UserError(
                 f"memory_mb={memory_mb} is more than the containers of this sandbox have ({self._plan.memory_mb}): "
-                "make the sandbox with a larger memory_mb."
+                "create the sandbox with a larger memory_mb."
             )
 
     async def _open(self) -> None:
@@ -170,7 +170,7 @@ class Docker(PooledSandbox):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             folder = tempfile.mkdtemp(dir=self._folder)
-            os.chmod(folder, 0o711)  # the container runs as another user; the parent folder keeps other users out
+            os.chmod(folder, 0o711)  # the container runs as another user, and the parent folder keeps other users out
             listener.bind(f"{folder}/{_SOCKET}")
             os.chmod(f"{folder}/{_SOCKET}", 0o666)
             listener.listen(1)
@@ -188,7 +188,7 @@ class Docker(PooledSandbox):
                 control, _ = await asyncio.get_running_loop().sock_accept(listener)
         except TimeoutError as error:
             words = await asyncio.to_thread(self._engine.last_words, container.handle)
-            raise SandboxError(f"No Python came up in a container within {_SETUP_SECONDS:g} s. {words}") from error
+            raise SandboxError(f"No Python started in a container within {_SETUP_SECONDS:g} s. {words}") from error
         # Linux would count processes over all containers, which share a user; the engine counts them per container.
         arguments = {"directory": WORKING_DIRECTORY, "filter": build_filter(), "counts_processes": False}
         with given(boot.source("single", arguments, portable=True)) as fds:
@@ -253,7 +253,7 @@ def _connect(plan: ContainerPlan) -> tuple[Engine, ContainerPlan]:
 
 
 def _memory_of(pid: int) -> Cgroup | None:
-    """Return the container's cgroup if this process may set its limits; the engine's limit applies anyway."""
+    """Return the container's cgroup if this process may set its limits. The engine's limit applies in any case."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":

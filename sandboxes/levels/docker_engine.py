@@ -87,7 +87,7 @@ class Engine:
         return requested or (_GVISOR if _GVISOR in known else None)
 
     def check_image(self, image: str) -> None:
-        """Raise `UserError` if the image is missing: it is never pulled without the user's order.
+        """Raise `UserError` if the image is missing. It is never pulled without a request of the user.
 
         Raises `SandboxError` if the engine does not answer.
         """
@@ -139,7 +139,7 @@ class Engine:
         return int(call(self.client.api.inspect_container, container.id)["State"]["Pid"])
 
     def last_words(self, container: Any) -> str:
-        """Return the last output of a container that did not come up."""
+        """Return the last output of a container that did not start."""
         return str(call(container.logs, tail=5).decode(errors="replace")).strip()
 
     def remove(self, container_id: str) -> None:
@@ -151,7 +151,7 @@ class Engine:
                 raise
 
     def labelled(self) -> list[Leftover]:
-        """Return all containers that agentloop has made, of any owner."""
+        """Return all containers that agentloop has created, for any owner."""
         found = call(self.client.api.containers, all=True, filters={"label": OWNER_LABEL})
         return [Leftover(each["Id"], each["Labels"][OWNER_LABEL], each["State"]) for each in found]
 
@@ -166,7 +166,7 @@ class Engine:
 
 
 def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call the SDK. Raises `SandboxError` for everything that a closed, hanging or refusing engine makes it raise."""
+    """Call the SDK. Raises `SandboxError` for every error of a closed, hanging or refusing engine."""
     try:
         return function(*arguments, **named)
     except _errors() as error:

@@ -1,9 +1,9 @@
 """The isolation level `landlock`: Landlock, seccomp and resource limits, for machines that forbid user namespaces.
 
-It needs no privilege, and Linux 6.12. The code reads /usr, the interpreter and the paths it is given, and writes to a
-directory of its own. It has no sockets and cannot signal other processes. It is weaker than namespaces:
+It needs Linux 6.12 and no privilege. The code reads /usr, the interpreter and the given paths, and writes to its own
+directory. It has no sockets and cannot signal other processes. This level is weaker than namespaces:
 
- - The code can see that other files exist, but not their content.
+ - The code can see that other files exist, but not read them.
  - Disk is limited for each file, memory for each process.
  - There is no /proc, no /dev/shm (so `multiprocessing` has no locks), and only its directory below /tmp and /mnt.
 """
@@ -26,7 +26,7 @@ from agentloop.sandboxes.worlds import boot
 
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _FIRST_USER, _USERS = 0x60000000, 0x0FFF0000
-"""Range of users for the code if this runs as root: one for each world, above container managers and slots."""
+"""Range of users for the code if this runs as root. Each world has one; they are above container managers and slots."""
 _MAX_WORLDS = 4096
 
 
@@ -71,8 +71,8 @@ class Landlock(DirectorySandbox):
             for path in (boot.INTERPRETER, *self._readable):
                 if not others_can_reach(path):
                     raise self._unavailable(
-                        f"started as root it runs code as another user, who cannot reach {path}. Start it as a user "
-                        "who is not root, or use a Python below /usr."
+                        f"started as root it runs code as another user, which cannot reach {path}. Start it as a user "
+                        "other than root, or use a Python below /usr."
                     )
 
     def _plan(self, directory: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Landlock(DirectorySandbox):
         restriction = {
             "readable": self._readable,
             "writable": [directory, *(f"/dev/{name}" for name in _DEVICES)],
-            # Other users find nothing in a virtual environment that only root can enter.
+            # Other users cannot enter a virtual environment below a directory of root.
             "listable": [installed] if not is_root or others_can_reach(installed) else [],
             "processes": 0 if is_root else self._max_processes * self._size,
         }

@@ -8,9 +8,9 @@ from agentloop.sandboxes.levels.directories import DirectorySandbox
 
 
 class NoIsolation(DirectorySandbox):
-    """Executions as processes of this user, each in a directory of its own. They can see and change this machine.
+    """Executions as processes of this user, each in its own directory. They can see and change this machine.
 
-    Limits of time, memory (per process) and output apply; paths below /tmp and /mnt are those of the machine.
+    Limits on time, memory (per process) and output apply. Paths below /tmp and /mnt are the machine's own.
     """
 
     level: ClassVar[str] = "none"

@@ -1,4 +1,4 @@
-"""The isolation levels: what each protects against, what it needs, and how to make one from options."""
+"""The isolation levels: the protection and the requirements of each, and its creation from options."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Level:
 
     name: str
     protects: str
-    """One line on what the code cannot do."""
+    """Protection against the code, in one line."""
     needs: str
-    """One line on what the machine must have."""
+    """Requirements on the machine, in one line."""
     target: str
     """The class of the level as 'module:Class'; the module is in this folder."""
 
@@ -51,7 +51,7 @@ class Level:
         return load_object(f"agentloop.sandboxes.levels.{self.target}", "sandbox level")
 
 
-_HIDDEN = "files, processes, network and environment of the machine are out of sight"
+_HIDDEN = "files, processes, network and environment of the machine are hidden"
 _ALL = (
     Level(
         "slots",
@@ -84,7 +84,7 @@ _ALL = (
         "none:NoIsolation",
     ),
 )
-"""The strongest of the fast ones first."""
+"""All levels. The fast ones come first, and the strongest of these leads."""
 LEVELS: Registry[Level] = Registry("sandbox level", "the level", {level.name: level for level in _ALL}, own="none")
 AUTOMATIC = tuple(level for level in _ALL if level.name != "none")
 """Levels that `auto` tries, in this order."""

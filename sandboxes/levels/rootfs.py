@@ -1,7 +1,7 @@
 """The file system that sandboxed code sees, as a plan and as arguments of bwrap.
 
-Read-only: /usr, the interpreter if it lives outside of /usr, and the requested packages. Writable: a size-limited tmpfs
-each for /tmp, /mnt and POSIX shared memory. Everything else is absent.
+Read-only parts are /usr, the interpreter if it is outside /usr, and the requested packages. Writable parts are
+size-limited tmpfs for /tmp, /mnt and POSIX shared memory. Nothing else is visible.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PACKAGES = "/opt/packages"
 
 _SETTINGS = (
     *("/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache"),
-    # These languages do not start without their settings.
+    # some languages do not start without their settings
     *("/etc/R", "/etc/java*-openjdk", "/etc/ldc2.conf", "/etc/mono"),
 )
-"""Parts of /etc that are shown: where Debian links its programs to, but nothing about the machine."""
+"""Visible parts of /etc: targets of links to Debian's programs, but no information about the machine."""
 
 _ETC = {
     "/etc/passwd": b"sandbox:x:1000:1000::/tmp/work:/bin/sh\n",
@@ -44,7 +44,7 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",  # output before a kill is not lost
     "TZ": "UTC",
     "USER": "sandbox",
-    # One thread per library: the code shares its cores with everything else, and every thread counts as a process.
+    # One thread per library, because all code shares the cores, and every thread counts as a process.
     "MKL_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -56,7 +56,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class RootFS:
-    """A file system plan: `binds` maps host paths to where they are shown read-only; `interpreter` runs the code."""
+    """A file system plan. `binds` maps host paths to read-only paths inside. `interpreter` runs the code."""
 
     interpreter: str
     binds: tuple[tuple[str, str], ...]
@@ -66,7 +66,7 @@ class RootFS:
 
     @classmethod
     def plan(cls, packages: Iterable[str], binds: Iterable[str], tmpfs_mb: int) -> RootFS:
-        """Plan for the running interpreter. `packages` are installed distributions, `binds` further host paths.
+        """Return a plan for this interpreter. `packages` are installed distributions, `binds` further host paths.
 
         Raises `UserError` if one of them does not exist.
         """
@@ -102,7 +102,7 @@ class RootFS:
         arguments = ["--clearenv"]
         for name, value in ENVIRONMENT.items():
             arguments += ["--setenv", name, value]
-        # The tmpfs first: an interpreter or another shown path may lie below it.
+        # The tmpfs first, because an interpreter or another visible path may be below it.
         for path in WRITABLE:
             arguments += ["--perms", "1777", "--size", size, "--tmpfs", path]
         for index, (_, shown) in enumerate(self.binds):
@@ -145,7 +145,7 @@ def _with_requirements(names: Iterable[str]) -> Iterator[metadata.Distribution]:
             if name in requested:
                 known = [d.metadata["Name"] for d in metadata.distributions()]
                 raise UserError(
-                    f"The package {name!r} to show in the sandbox is not installed: `pip install {name}`."
+                    f"The package {name!r} for the sandbox is not installed: `pip install {name}`."
                     f"{nearest(name, known)}"
                 ) from None
             continue  # a requirement for another platform or version

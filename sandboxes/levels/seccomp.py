@@ -1,15 +1,15 @@
 """The seccomp filter of sandboxed code: a list of the system calls that it may make.
 
-Namespaces hide the host; the filter shrinks the kernel that is left to attack. `syscalls` lists the calls that are
-allowed with any arguments, this module those that depend on their arguments. Everything else is refused, so calls of
-kernels to come are, too. In particular, refused are:
+Namespaces hide the host, and the filter reduces the attack surface of the kernel. `syscalls` lists the calls that are
+allowed with any arguments, and this module those that depend on their arguments. All other calls are refused, those of
+future kernels included. In particular these are refused:
 
  - new namespaces and mounts by any route, memory of other processes, and interfaces with a history of escapes (bpf,
    io_uring, userfaultfd, keys, perf);
  - sockets of families that a network namespace does not confine (AF_VSOCK reaches the hypervisor);
  - limits, priority, scheduling and affinity of other processes, such as the first one of the sandbox;
  - quotas that all executions of a machine share: asynchronous I/O contexts, watches, System V objects, big buffers;
- - watches and leases on files, with which neighbours could be observed;
+ - watches and leases on files, which could observe neighbours;
  - requests of `ioctl`, `fcntl` and `prctl` that ordinary programs do not make.
 """
 
@@ -26,19 +26,19 @@ from agentloop.sandboxes.levels import bpf, syscalls
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """The AUDIT_ARCH_* values of linux/audit.h."""
 _X32 = 0x40000000
-"""Bit of the calls of the x32 ABI, which are the same with other numbers."""
+"""Bit that marks calls of the x32 ABI, which are the same calls with other numbers."""
 _LAST_OF_LINUX_6_0 = 450
-"""Later calls do not exist for libraries that ask: they fall back on older ones."""
+"""Number of the last call of Linux 6.0. Later calls give "not implemented", so that libraries use older ones."""
 
 _UNKNOWN = (
-    # "Not implemented" makes libraries use the older call: a filter can read the flags of clone, but not of clone3.
+    # "Not implemented" makes libraries use clone, whose flags a filter can read, unlike those of clone3.
     "clone3",
-    *("memfd_create", "memfd_secret"),  # no limit of the sandbox counts this memory
+    *("memfd_create", "memfd_secret"),  # no limit of the sandbox covers this memory
     *("seccomp", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"),  # not needed inside
     *("get_mempolicy", "set_mempolicy", "mbind"),  # libnuma then treats the machine as one node
 )
 _WITHOUT_EFFECT = ("sync", "syncfs")
-"""Calls that succeed and do nothing: they would write out the files of the host."""
+"""Calls that succeed without effect, because they would flush the files of the host."""
 
 # CLONE_NEW{TIME,NS,CGROUP,UTS,IPC,USER,PID,NET}. The low byte of clone's flags is a signal, so NEWTIME (0x80)
 # needs clone3 or unshare.
@@ -51,15 +51,15 @@ _STREAM_PAIR = (
 )
 
 _NOW = (bpf.Condition(1, (0,)), bpf.Condition(2, (0,)))
-"""Arguments of utimensat: no path, so an open file is meant, and no times."""
+"""Arguments of utimensat for an open file (no path) and the present time (no times)."""
 
 _BUFFER_OPTIONS = (7, 8, 32, 33)
-"""SO_{SND,RCV}BUF{,FORCE}: hints, which are ignored. All sockets of a machine share the memory of TCP."""
+"""SO_{SND,RCV}BUF{,FORCE}: hints that are ignored, because all sockets of a machine share the TCP memory."""
 _PROGRAM_OPTIONS = (26, 50, 51, 52)
-"""SO_ATTACH_{FILTER,BPF,REUSEPORT_CBPF,REUSEPORT_EBPF}: programs for the kernel."""
+"""SO_ATTACH_{FILTER,BPF,REUSEPORT_CBPF,REUSEPORT_EBPF}, which load programs into the kernel."""
 
 _SELF = (bpf.Condition(0, (0,)),)
-"""The first argument is a process; 0 is the own one."""
+"""Condition that the first argument, a process, is 0: the caller itself."""
 _WHO = (bpf.Condition(1, (0,)),)
 _OF_ITSELF: dict[str, tuple[bpf.Condition, ...]] = {
     "prlimit64": _SELF,
@@ -70,7 +70,7 @@ _OF_ITSELF: dict[str, tuple[bpf.Condition, ...]] = {
     "setpriority": (bpf.Condition(0, (0,)), *_WHO),  # PRIO_PROCESS; a group or a user would include the first process
     "ioprio_set": (bpf.Condition(0, (1,)), *_WHO),  # IOPRIO_WHO_PROCESS
 }
-"""Calls that other processes could be changed with, and the values that their arguments may have."""
+"""Calls that could change other processes, and the values that their arguments may have."""
 
 _FCNTL = (
     *(1, 2, 3, 4, 0, 1030),  # F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD, F_DUPFD_CLOEXEC
@@ -78,7 +78,7 @@ _FCNTL = (
     *(8, 9, 10, 11, 15, 16),  # F_{SET,GET}{OWN,SIG,OWN_EX}
     *(1031, 1032, 1033, 1034),  # F_{SET,GET}PIPE_SZ, F_{ADD,GET}_SEALS
 )
-"""Commands of fcntl. F_NOTIFY and leases are not among them: they report who opens shown files; nor are write hints."""
+"""Allowed commands of fcntl. F_NOTIFY and leases, which report who opens visible files, and write hints are missing."""
 _IOCTL = (
     *(0x5401, 0x5402, 0x5403, 0x5404, 0x802C542A, 0x402C542B, 0x402C542C, 0x402C542D),  # TC{GET,SET}S, TC{GET,SET}S2
     *(0x5413, 0x5414, 0x541B, 0x5421, 0x5450, 0x5451, 0x5452, 0x5460),  # window size, FIONREAD, FIONBIO, FIOCLEX, ...
@@ -86,7 +86,7 @@ _IOCTL = (
     *(0x80045430, 0x40045431, 0x5441),  # TIOCGPTN, TIOCSPTLCK, TIOCGPTPEER
     *(0x8905, 0x8910, 0x8912, 0x8913, 0x8915, 0x8917, 0x8919, 0x891B, 0x8921, 0x8927, 0x8933),  # SIOCATMARK, SIOCGIF*
 )
-"""Requests of ioctl. Those that change flags or attributes of files are not among them."""
+"""Allowed requests of ioctl. Those that change flags or attributes of files are missing."""
 _PRCTL = (
     *(1, 2, 3, 4, 15, 16, 36, 37, 38, 39),  # death signal, dumpable, name, subreaper, no_new_privs
     *(7, 8, 21, 22, 23, 24, 27, 28, 47, 52, 53),  # capabilities, seccomp, speculation
@@ -106,16 +106,16 @@ def build_filter(
 ) -> bytes:
     """Return the filter for an architecture (by default of this machine), in the format of `bwrap --seccomp`.
 
-    Without namespaces, the code lives among the files and sockets of its user. Then it may make no sockets except pairs
-    of streams: a network address would be the host's own, and Landlock stops neither a connection to a Unix socket with
-    a path (docker.sock) nor a datagram to one. Nor may it change modes, owners, times or attributes of any file:
-    Landlock leaves that to the owner, whom the kernel takes the code for, and a filter cannot tell the code's own files
-    from those that it is shown. `touch` still makes files, because setting the time to now succeeds without effect.
+    Without namespaces, the code shares the files and sockets of its user. So it may create no sockets except pairs of
+    streams: a network address would be the host's, and Landlock stops neither connections nor datagrams to a Unix
+    socket with a path (docker.sock). The code may not change modes, owners, times or attributes of any file, either:
+    Landlock does not restrict that, and a filter cannot tell the code's own files from other visible files. `touch`
+    still creates files, because setting the time to now succeeds without effect.
 
-    A box is a machine of its own: its programs may also watch files, share memory and trace one another.
+    A box is a separate machine, so its programs may also watch files, share memory and trace one another.
 
-    Calls in `keyed` are allowed if their last argument, which they do not use, is `key`. So one filter can hold for a
-    process that needs these calls and for the processes that it starts. Raises `UserError` for an architecture whose
+    Calls in `keyed` are allowed if their last argument, which they do not use, is `key`. So one filter can apply to a
+    process that needs these calls and to the processes that it starts. Raises `UserError` for an architecture whose
     system call numbers are unknown.
     """
     machine = machine or platform.machine()
@@ -188,7 +188,7 @@ def _setsockopt(number: int) -> list[bytes]:
 
 
 def _allow(machine: str, without: set[str]) -> list[bytes]:
-    """Allow the calls of the table, but for some families, and refuse all others."""
+    """Allow the calls of the table, except for some families, and refuse all others."""
     families = [family for family in syscalls.families() if family not in without]
     allowed = sorted(number for family in families for number in syscalls.numbers(family, machine).values())
     late = [number for number in allowed if number > _LAST_OF_LINUX_6_0]

@@ -19,11 +19,11 @@ from agentloop.sandboxes.worlds import boot
 
 _START_SECONDS = 120.0
 _LINKED = {"LD_BIND_NOW": "1"}
-"""Environment that resolves all library functions at the start, instead of once in every fork."""
+"""Environment that makes the linker resolve all library functions at the start, instead of once in every fork."""
 
 
 class PreloadError(UserError):
-    """A module of `preload` cannot be imported in advance. No other level could do it."""
+    """A module of `preload` cannot be imported in advance. Another level could not import it, either."""
 
 
 class SlotTemplate:
@@ -41,7 +41,7 @@ class SlotTemplate:
 
     @classmethod
     async def start(cls, plan: dict[str, Any], entry: str = "template", modules: Sequence[str] = ()) -> SlotTemplate:
-        """Start a template; `entry` and `modules` are those of `boot.source`.
+        """Start a template. `boot.source` explains `entry` and `modules`.
 
         Raises `SandboxError` if it cannot be set up, and `PreloadError`.
         """
@@ -67,7 +67,7 @@ class SlotTemplate:
         return template
 
     async def make(self, **request: Any) -> tuple[socket.socket, int, int]:
-        """Make a slot and return its socket, its pid and a pidfd of it. Raises `SandboxError`."""
+        """Make a slot and return its socket, its pid and its pidfd. Raises `SandboxError`."""
         if not self.alive:
             raise SandboxError("The template of the slots died.")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -79,7 +79,7 @@ class SlotTemplate:
             pid, pidfd = await future
         except OSError as error:
             ours.close()
-            raise SandboxError(f"The template of the slots takes no request: {error}.") from error
+            raise SandboxError(f"The template of the slots accepts no request: {error}.") from error
         except BaseException:
             ours.close()
             raise
@@ -147,10 +147,10 @@ def _popen(plan: dict[str, Any], entry: str, modules: Sequence[str]) -> tuple[su
         process = subprocess.Popen(
             boot.command(source, theirs.fileno()),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # a pipe, as the code will have, and the place of errors before the start
+            stdout=subprocess.PIPE,  # a pipe, as the code will have; it also receives errors before the start
             stderr=subprocess.STDOUT,
             pass_fds=[source, theirs.fileno()],
-            start_new_session=True,  # Ctrl-C in the terminal is for the owner; the template ends with its owner
+            start_new_session=True,  # Ctrl-C in the terminal is for the owner, and the template ends with it
             cwd="/",
             env={**ENVIRONMENT, **_LINKED},
         )

@@ -1,8 +1,8 @@
 """The isolation level `slots`: namespaces made in advance, each with a warm interpreter that forks per execution.
 
-A slot has user, pid, mount, network, IPC and UTS namespaces and a cgroup of its own. It runs one execution at a time,
-as an unprivileged user without capabilities, behind a seccomp filter, in writable directories made for it. When the
-execution has ended, one system call kills every process of the slot, and the directories are made again.
+A slot has its own user, pid, mount, network, IPC and UTS namespaces and its own cgroup. It runs one execution at a
+time, as an unprivileged user without capabilities, behind a seccomp filter, in its own writable directories. When the
+execution has ended, one system call kills every process of the slot, and the directories are replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentloop.sandboxes.worlds.world import PidFd, World
 _SETUP_SECONDS = 30.0
 _SCRATCH = (*WRITABLE, "/dev/shm")
 _CALLS_OF_THE_SLOT = ("mount", "umount2")
-"""Calls that the first process of a slot needs to renew the directories; the code has neither the key nor the right."""
+"""Calls with which the first process of a slot renews the directories. The code has neither the key nor the right."""
 
 
 class Slots(PooledSandbox):
@@ -58,15 +58,13 @@ class Slots(PooledSandbox):
         self.rootfs = RootFS.plan([*packages, *preload_packages(preload)], binds, disk_mb)
         for _, shown in self.rootfs.binds:
             if any(shown == top or shown.startswith(f"{top}/") for top in _SCRATCH):
-                raise UserError(
-                    f"The level 'slots' cannot show {shown}: all of {', '.join(WRITABLE)} belongs to the code."
-                )
+                raise UserError(f"The level 'slots' cannot show {shown}: {', '.join(WRITABLE)} belong to the code.")
         self.template: SlotTemplate | None = None
         self.cgroups: Cgroups | None = None
 
     @property
     def has_cgroups(self) -> bool:
-        """Return whether memory is limited for all processes of an execution together, and not for each."""
+        """Return whether the memory limit holds for all processes of an execution together, instead of each."""
         return self.cgroups is not None
 
     async def _open(self) -> None:
@@ -104,7 +102,7 @@ class Slots(PooledSandbox):
         except OSError as error:
             control.close()
             process.kill()
-            raise SandboxError(f"A slot could not be put into a cgroup of its own: {error}.") from error
+            raise SandboxError(f"A slot could not be put into its cgroup: {error}.") from error
         world = World(control, process, cgroup)
         world.gone = lambda: self._gone(cgroup)
         await world.ready(_SETUP_SECONDS)

@@ -1,7 +1,7 @@
 """System calls that sandboxed code may make, by family, with their numbers.
 
-The list follows from what interpreters, compilers and language runtimes use. A call that is not here is refused, also
-one of a kernel to come. `seccomp` names the calls that are allowed with certain arguments only.
+The list contains the calls that interpreters, compilers and language runtimes use. All others are refused, those of
+future kernels included. `seccomp` lists the calls that are allowed only with certain arguments.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ METADATA = "metadata"
 """Calls that change modes, owners, times and extended attributes of files."""
 
 MACHINE = "machine"
-"""Calls of a whole machine, which boxes may make and executions may not."""
+"""Calls that boxes, as whole machines, may make, but executions may not."""
 
 COLUMNS = {"x86_64": 1, "aarch64": 2}
 """Column of an architecture in the table."""

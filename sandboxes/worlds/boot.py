@@ -23,7 +23,7 @@ _MODULES = tuple(
         *("program", "displays", "repl", "steps", "endings", "world", "slot", "template", "single"),
     )
 )
-"""Modules sent inside, in the order in which they import one another."""
+"""Modules to send inside, in the order in which they import one another."""
 
 _BOOT = """
 import marshal, os, sys, types
@@ -56,21 +56,21 @@ _FLAGS = ("-S", "-s", "-B", "-u", "-c", _BOOT)
 
 
 def command(source_fd: int, control_fd: int, flags: Sequence[str] = ()) -> list[str]:
-    """Return the command line that reads `source` from one descriptor and talks to its owner through the other."""
+    """Return a command line that reads `source` from one descriptor and talks to its owner through another."""
     return [INTERPRETER, *flags, *_FLAGS, str(source_fd), str(control_fd)]
 
 
 def container_command(address: str) -> list[str]:
-    """Return the command line for a container, which gets no descriptors: its owner listens and sends `source`."""
+    """Return the command line for a container. It gets no descriptors; its owner listens and sends `source`."""
     return ["python3", "-s", "-B", "-u", "-c", _CONNECT.format(address=address) + _BOOT]
 
 
 def source(entry: str, arguments: dict[str, Any], modules: Sequence[str] = (), *, portable: bool = False) -> int:
-    """Return a descriptor that holds the modules, and the one whose `main(control_fd, arguments)` is to be called.
+    """Return a descriptor with the modules and the name of the one whose `main(control_fd, arguments)` will run.
 
-    `entry` is the name of a module of `inside`, or the whole name of one of `modules`. These are further modules to
-    send, which import the standard library and one another. `portable`: send source text, for an interpreter that may
-    be of another version.
+    `entry` is the name of a module of `inside`, or the full name of one of `modules`. These are further modules to
+    send, which import only the standard library and one another. `portable`: whether to send source text, for an
+    interpreter that may have another version.
     """
     names = (*_MODULES, *modules)
     entry = entry if entry in modules else f"agentloop.sandboxes.inside.{entry}"

@@ -1,4 +1,4 @@
-"""Parse what a cell has displayed: the pipe that `inside.displays` writes, and that the code can write to as well."""
+"""Parse the displays of a cell from the pipe of `inside.displays`, to which the code can also write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentloop.sandboxes.interface.sandbox import CellError
 
 @dataclass(slots=True, frozen=True)
 class Shown:
-    """The displays of a cell, its error, and whether something was left out."""
+    """The displays of a cell, its error, and whether any display was left out."""
 
     displays: tuple[Mapping[str, str | bytes], ...]
     error: CellError | None

@@ -17,7 +17,7 @@ _TOP = Path("/sys/fs/cgroup")
 _PREFIX = "agentloop-"
 _MAIN = f"{_PREFIX}main"
 _PERIOD = 100_000
-"""Microseconds in which a quota of processor time is counted."""
+"""Period of the quota of processor time, in microseconds."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Cgroup:
         self._memory = memory
 
     def limit_cpus(self, cpus: float) -> bool:
-        """Limit the processor time to that of so many processors; return whether the kernel can. Raises `OSError`."""
+        """Limit the processor time to this many processors; return whether the kernel can. Raises `OSError`."""
         directory = self.directories.get("cpu")
         if directory is None:
             return False
@@ -80,7 +80,7 @@ class Cgroup:
         return [int(word) for word in (self.directories["pids"] / "cgroup.procs").read_text().split()]
 
     def remove(self) -> bool:
-        """Return whether it is removed. It cannot be while one of its processes has not been reaped."""
+        """Remove the cgroup. Return False if that is not possible yet because a process has not been reaped."""
         if not self._is_gone:
             with contextlib.suppress(OSError):  # already removed by another process
                 self._last = self._count()
@@ -97,7 +97,7 @@ class Cgroup:
 
 
 class Cgroups:
-    """The cgroups of one owner, in a directory of its own in each hierarchy."""
+    """The cgroups of one owner, in a separate directory of each hierarchy."""
 
     def __init__(self, parents: Mapping[str, Path], version: int) -> None:
         self._version = version
@@ -111,8 +111,8 @@ class Cgroups:
     ) -> Cgroups | None:
         """Find a place for cgroups that limit memory and processes; None if this process may not make any.
 
-        `own` holds the (controller, path) pairs of the cgroups of this process. With `cpus` they can limit processor
-        time, too, where the kernel lets this process do so.
+        `own` has the (controller, path) pairs of the cgroups of this process. With `cpus` they also limit processor
+        time, if the kernel lets this process do so.
         """
         paths = dict(_own_cgroups() if own is None else own)
         if (top / "cgroup.controllers").exists():
@@ -159,7 +159,7 @@ class Cgroups:
         return Cgroup(directories, self._version)
 
     def discard(self, cgroup: Cgroup) -> None:
-        """Remove a cgroup whose processes are dying: now, or when the next one is made."""
+        """Remove a cgroup whose processes are dying, either now or when the next one is made."""
         if not cgroup.remove():
             self._dying.append(cgroup)
 
@@ -180,7 +180,7 @@ def _own_cgroups() -> list[tuple[str, str]]:
 
 
 def _delegated(home: Path, *, cpus: bool) -> dict[str, Path]:
-    """Prepare version 2, where a cgroup that contains processes cannot limit those below it; return it by controller.
+    """Prepare version 2, in which a cgroup with processes cannot limit cgroups below it; return it by controller.
 
     This process moves into a cgroup below its own, as a service with `Delegate=yes` is expected to do. The first
     process of a container may do so, too.

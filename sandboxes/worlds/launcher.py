@@ -1,11 +1,11 @@
 """The process that starts sandboxes: small, single-threaded and unprivileged.
 
-It is started once per `Bubblewrap` sandbox. It saves the event loop of a rollout worker from forking a process of many
-gigabytes for each execution. It runs as a script under `python -I -S`, so it uses the standard library only. When its
-parent ends, for any reason, the socket closes; the launcher and every sandbox end with it.
+It is started once per `Bubblewrap` sandbox, so that a rollout worker with many gigabytes need not fork for each
+execution. It runs as a script under `python -I -S`, so it uses only the standard library. When its parent ends, for any
+reason, the socket closes, and the launcher and every sandbox end.
 
-If started as root, it first gives up root for good: in a sandbox made by root, uid 0 inside would own /proc/sys of the
-host. Paths that only root can reach are bound to /tmp/<index> of a private mount namespace before that.
+If started as root, it first gives up root permanently, because root in a sandbox that root made would own /proc/sys of
+the host. Before that it binds paths that only root can reach to /tmp/<index> of a private mount namespace.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import sys
 from collections.abc import Sequence
 
 REQUEST = struct.Struct("<cI")
-"""START or KILL, and the number of the execution. START comes with descriptors: the first holds the command to run in
-the sandbox, its words separated by NUL; the others become 0, 1, 2, ... of bwrap."""
+"""START or KILL, and the number of the execution. START comes with descriptors. The first contains the command to run
+in the sandbox, its words separated by NUL. The others become 0, 1, 2, ... of bwrap."""
 REPLY = struct.Struct("<Ii")
-"""The number of the execution, and its exit status or -errno if it could not be started."""
+"""Number of the execution, and its exit status, or -errno if it could not be started."""
 START, KILL = b"s", b"k"
 READY = 0
-"""The number of the reply that announces that requests are accepted."""
+"""Number in the reply that announces that requests are accepted."""
 
 CONTROL_FD, ARGUMENTS_FD = 3, 4
 _MAX_FDS = 253
@@ -38,7 +38,7 @@ _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 
 
 def staged(index: int) -> str:
-    """Return where path `index` is found after `drop_privileges`."""
+    """Return the place of path `index` after `drop_privileges`."""
     return f"/tmp/{index}"
 
 
@@ -49,7 +49,7 @@ def _checked(result: int, what: str) -> None:
 
 
 def drop_privileges(paths: Sequence[str]) -> None:
-    """Become nobody for good, with `paths` readable below `staged`. Raises `OSError`."""
+    """Become nobody permanently, with `paths` readable at `staged`. Raises `OSError`."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -58,7 +58,7 @@ def drop_privileges(paths: Sequence[str]) -> None:
 
     _checked(libc.unshare(_CLONE_NEWNS), "a private mount namespace")
     mount("none", "/", None, _MS_REC | _MS_SLAVE)
-    handles = [os.open(path, os.O_PATH) for path in paths]  # before /tmp, which may hold some of them, is covered
+    handles = [os.open(path, os.O_PATH) for path in paths]  # before /tmp, which may contain some of them, is covered
     mount("tmpfs", "/tmp", "tmpfs", 0, "mode=0755,size=64k")
     for index, handle in enumerate(handles):
         target = staged(index)
@@ -123,7 +123,7 @@ class Launcher:
         pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions)
         try:
             pidfd = os.pidfd_open(pid)
-        except OSError:  # too many descriptors: do not run what cannot be watched
+        except OSError:  # too many descriptors: do not run a sandbox that cannot be watched
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
@@ -131,7 +131,7 @@ class Launcher:
         self._selector.register(pidfd, selectors.EVENT_READ, (number, pid))
 
     def _kill(self, number: int) -> None:
-        """Kill the first process of its namespace: the kernel then ends all others, and bwrap ends last."""
+        """Kill the first process of its namespace. The kernel then ends all others, and bwrap ends last."""
         if (pid := self.running.get(number)) is None:
             return
         try:
@@ -164,7 +164,7 @@ def main() -> None:
         drop_privileges(paths)
     os.chdir("/")
     control.sendall(REPLY.pack(READY, 0))
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended, and so will all sandboxes
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended, so all sandboxes end
         Launcher(control, bwrap).serve()
 
 

@@ -1,4 +1,4 @@
-"""`Pool`: lend worlds to executions, first come, first served."""
+"""`Pool`: lends worlds to executions, first come, first served."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def lease(self, max_seconds: float) -> AsyncIterator[World]:
-        """Lend a clean world. A world that comes back alive with a running step is cleaned in the background.
+        """Lend a clean world. If it comes back alive with a running step, it is cleaned in the background.
 
-        Raises `SandboxBusyError` if none became free in time, and the errors of making one.
+        Raises `SandboxBusyError` if no world became free in time, and the errors of making one.
         """
         await self._turn(max_seconds)
         try:
@@ -67,7 +67,7 @@ class Pool:
             raise
 
     def _clean(self, world: World) -> None:
-        """Take back a world that is clean or dead."""
+        """Take back a world that is clean or dead. A dead one is dropped."""
         if world.alive:
             if self._closed:
                 world.destroy()
@@ -76,7 +76,7 @@ class Pool:
         self._next()
 
     def _next(self) -> None:
-        """Pass a free place to the request that has waited longest."""
+        """Give a free place to the request that has waited longest."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -85,7 +85,7 @@ class Pool:
         self.busy -= 1
 
     def close(self) -> None:
-        """End the free worlds; those in use end with their lease."""
+        """End the free worlds. Those in use end with their lease."""
         self._closed = True
         for world in self._free:
             world.destroy()

@@ -1,4 +1,4 @@
-"""`PooledSandbox`: the base of all levels. Levels differ only in how they make a world."""
+"""`PooledSandbox`: the base of all levels, which differ only in how they make a world."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PooledSandbox:
         raise NotImplementedError
 
     def _usable(self) -> bool:
-        """Return whether the resources of `_open` still live."""
+        """Return whether the resources of `_open` still work."""
         return True
 
     async def start(self) -> None:
@@ -97,7 +97,7 @@ class PooledSandbox:
             self._pool = pool
 
     async def _probe(self, pool: Pool) -> None:
-        """Run a real execution: too many settings (sysctl, AppArmor, seccomp) can forbid a level to check each."""
+        """Run a real execution, because too many settings (sysctl, AppArmor, seccomp) can forbid a level."""
         try:
             async with pool.lease(float("inf")) as world:
                 probe = Execution(code="print(6 * 7)", timeout=30.0)

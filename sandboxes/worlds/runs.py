@@ -37,8 +37,8 @@ class Bounds:
     def limits(self, world: World, memory_mb: int, seconds: float | None, *, python: bool) -> dict[str, int]:
         """Return the resource limits of one process.
 
-        Python turns its data limit into a `MemoryError`, which teaches a model more than a kill. Other runtimes reserve
-        more than they use; they get this limit only if there is no cgroup to count all processes together.
+        Python turns its data limit into a `MemoryError`, from which a model learns more than from a kill. Other
+        runtimes reserve more than they use, so they have this limit only if no cgroup counts all processes together.
         """
         limits = {"processes": self.max_processes, "file_size": self.disk_mb << 20, "open_files": 1024}
         if seconds is not None:  # CPU time can exceed the wall clock by the number of cores
@@ -62,7 +62,7 @@ def named(files: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
 
 @contextmanager
 def given(*fds: int) -> Iterator[tuple[int, ...]]:
-    """Close descriptors here once they were sent."""
+    """Close this process's copies of descriptors after the block has sent them."""
     try:
         yield fds
     finally:
@@ -71,10 +71,10 @@ def given(*fds: int) -> Iterator[tuple[int, ...]]:
 
 
 async def run(world: World, bounds: Bounds, execution: Execution, *, reusable: bool) -> ExecutionResult:
-    """Run an execution; when cancelled, end its code.
+    """Run an execution. If cancelled, end its code.
 
-    Raises `SandboxError`, and `UserError` if the files cannot be written. A world that breaks because of the code
-    is a result of the code: it counts as killed.
+    Raises `SandboxError`, and `UserError` if the files cannot be written. If the code breaks its world, that is no
+    error: the code counts as killed.
     """
     language = languages.find(execution.language)
     limit_memory(world, execution.memory_mb)
@@ -152,7 +152,7 @@ class _Runner:
             return self._outcome(end, out, errors)
 
     async def _end(self, step: Step) -> StepEnd:
-        """Wait for the end of a step; when cancelled, end it."""
+        """Wait for the end of a step. If cancelled, end the step."""
         try:
             return await step.end()
         except asyncio.CancelledError:
@@ -176,7 +176,7 @@ class _Runner:
 
 
 def _broken(error: BrokenWorldError, outcome: ProcessResult) -> ProcessResult:
-    """Return the outcome of a program that has broken its world: it counts as killed."""
+    """Return the outcome of a program that has broken its world, which counts as killed."""
     separator = "\n" if outcome.stderr and not outcome.stderr.endswith("\n") else ""
     stderr = f"{outcome.stderr}{separator}{error}\n"
     return replace(outcome, stderr=stderr, return_code=_KILLED, timed_out=False, oom=error.oom)
@@ -212,7 +212,7 @@ async def fetch(
 ) -> tuple[dict[str, bytes], bool]:
     """Return the regular files among `paths`, by requested path, and whether one was left out because of `limit`.
 
-    Raises `SandboxError`, and `BrokenWorldError` if code that runs beside it has stopped or forged the answer.
+    Raises `SandboxError`, and `BrokenWorldError` if code in the same world has stopped or forged the answer.
     """
     requested = list(dict.fromkeys(paths))
     drain = Drain(limit + _HEADER_BYTES * len(requested))
@@ -238,9 +238,9 @@ async def fetch(
 
 
 def _parse(data: bytes) -> tuple[dict[int, bytes], bool]:
-    """Parse the output of `inside.files.read`, by index of the path. In a session the code can write there, too.
+    """Parse the output of `inside.files.read`, by index of the path.
 
-    Raises `BrokenWorldError` if it is invalid.
+    Raises `BrokenWorldError` if it is invalid, because in a session the code can also write to the pipe.
     """
     files: dict[int, bytes] = {}
     left_out = False

@@ -1,4 +1,4 @@
-"""`WorldSession`: a session, which is a REPL step in a world of its own."""
+"""`WorldSession`: a session, which is a REPL step in its own world."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INTERRUPT_SECONDS = 2.0
 """Seconds that a cell may take to end after an interrupt."""
 _WRITE_SECONDS = 60.0
 _SMALL = channel.MAX_MESSAGE // 2
-"""Maximum size of code that is sent in a message; longer code goes in a memory file."""
+"""Maximum bytes of code that is sent in a message. Longer code is sent in a memory file."""
 _FRAMES = 1 << 20
 """Bytes for the headers of displays and for the error."""
 
@@ -49,10 +49,10 @@ class WorldSession:
         self._ours.setblocking(False)
         self._step: Step | None = None
         self._event: asyncio.Future[_Event] | None = None
-        """Resolves to the event that ends the running cell."""
+        """Future of the event that ends the running cell."""
         self._over = ""
         self._broken: BrokenWorldError | None = None
-        """Set if a file could not be written or read because of the code; the next cell reports it."""
+        """Reason why the code kept a file from being written or read. The next cell reports it."""
         self._idle: asyncio.TimerHandle | None = None
         world.gone = self._chain(world.gone)
 
@@ -88,7 +88,7 @@ class WorldSession:
         try:
             return await asyncio.shield(cell)
         except asyncio.CancelledError:
-            # The cell is interrupted and the session goes on: the next call waits for the end of this cell.
+            # The cell is interrupted and the session continues: the next call waits for the end of this cell.
             stop.set_result(None)
             cell.add_done_callback(_seen)
             raise
@@ -137,7 +137,7 @@ class WorldSession:
     async def _cell(
         self, code: str, max_seconds: float, stop: asyncio.Future[None], drains: Sequence[Drain]
     ) -> tuple[_Event, Literal["", "exited", "killed", "oom"]]:
-        """Run a cell to its end; return the event that ended it, and how the session ended, if it did."""
+        """Run a cell to its end. Return the event that ended it, and the reason if the session ended."""
         assert self._step is not None
         self._event = event = self._loop.create_future()
         if self._step.answer.done():
@@ -182,7 +182,7 @@ class WorldSession:
         return "killed"
 
     def _read(self) -> None:
-        # The code can send anything on this socket: messages are not parsed and descriptors not accepted.
+        # The code can send anything on this socket, so messages are not parsed and descriptors not accepted.
         try:
             message = self._ours.recv(1)
         except BlockingIOError:

@@ -32,7 +32,7 @@ class Spawner:
 
     @classmethod
     async def start(cls, bwrap: str, paths: Sequence[str]) -> Spawner:
-        """Start the launcher; `paths` stay readable for it if it runs as root and gives that up.
+        """Start the launcher. `paths` stay readable for it if it starts as root and gives that up.
 
         Raises `SandboxError` if it cannot be started.
         """
@@ -62,7 +62,7 @@ class Spawner:
     def spawn(self, command: int, fds: Sequence[int]) -> tuple[int, asyncio.Future[int]]:
         """Start bwrap with `fds` as its descriptors 0, 1, 2, ...; return its number and a future of its exit status.
 
-        The file `command` holds the words of the command to run inside, separated by NUL. The future raises
+        The file `command` contains the words of the command to run inside, separated by NUL. The future raises
         `SandboxError` if bwrap could not be started or the launcher died.
         """
         number = next(self._numbers)
@@ -70,12 +70,12 @@ class Spawner:
             socket.send_fds(self._control, [launcher.REQUEST.pack(launcher.START, number)], [command, *fds])
         except OSError as error:
             self._lost()
-            raise SandboxError(f"The process that starts sandboxes takes no request: {error}.") from error
+            raise SandboxError(f"The process that starts sandboxes accepts no request: {error}.") from error
         status = self._waiting[number] = self._loop.create_future()
         return number, status
 
     def kill(self, number: int) -> None:
-        """End an execution with all its processes; its future resolves when they are gone."""
+        """End an execution with all its processes. Its future resolves when they have ended."""
         if self.alive:
             try:
                 self._control.send(launcher.REQUEST.pack(launcher.KILL, number))
@@ -110,7 +110,7 @@ class Spawner:
         for future in waiting.values():
             if not future.done():
                 future.set_exception(SandboxError("The process that starts sandboxes died."))
-                future.exception()  # mark as retrieved: nobody may be waiting
+                future.exception()  # mark the exception as retrieved, because no caller may be waiting
 
     def _detach(self) -> None:
         if self.alive:

@@ -1,4 +1,4 @@
-"""Descriptors of a step: content for it to read, and output to drain from it."""
+"""Descriptors of a step: content that it reads, and output that is drained from it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SE
 _FIRST = 0.02
 """Seconds until a pipe is read for the first time. Most programs have ended by then, so it is read only once."""
 _PAUSE = 0.005
-"""Seconds between two reads of a pipe that is not nearly full. A program that prints single characters must not wake
-the event loop for each."""
+"""Seconds between two reads of a pipe that is not nearly full, so that a program that prints single characters does not
+wake the event loop for each."""
 
 
 def memory_file(parts: Iterable[bytes]) -> int:
-    """Return a sealed descriptor that reads `parts` and that nobody can write to."""
+    """Return a sealed descriptor that reads `parts` and cannot be written to."""
     fd = os.memfd_create("agentloop", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     for content in _batches(parts):
         view = memoryview(content)
@@ -29,7 +29,7 @@ def memory_file(parts: Iterable[bytes]) -> int:
 
 
 def _batches(parts: Iterable[bytes]) -> Iterable[bytes]:
-    """Join small parts into pieces worth a system call."""
+    """Join small parts, so that each write has a few large pieces."""
     small: list[bytes] = []
     size = 0
     for part in parts:
@@ -45,7 +45,7 @@ class Drain:
     """Reads a pipe to its end and keeps its first `limit` bytes."""
 
     def __init__(self, limit: int, on_data: Callable[[bytes], None] | None = None) -> None:
-        """`on_data` is called with each piece that is read, kept or not."""
+        """Keep `limit` bytes, and call `on_data` with each piece that is read, kept or not."""
         self._loop = asyncio.get_running_loop()
         self._on_data = on_data
         self._limit = limit
@@ -55,7 +55,7 @@ class Drain:
         self._listening = False
         self.truncated = False
         self._fd, self.writer = os.pipe2(os.O_CLOEXEC)
-        """`writer` is the end to give away; close it here once it was sent."""
+        """Open the pipe. `writer` is the end to pass on; close this process's copy after it was sent."""
         os.set_blocking(self._fd, False)
         os.fchmod(self.writer, 0o666)  # so that programs of any user may open /dev/stdout
         self._timer = self._loop.call_later(_FIRST, self._listen)
@@ -74,7 +74,7 @@ class Drain:
             self._timer = self._loop.call_later(_PAUSE, self._listen)
 
     def _read(self) -> int:
-        """Return how many bytes were read; 0 at the end, -1 if none are available now."""
+        """Read once. Return the number of bytes; 0 at the end, -1 if none are available now."""
         try:
             data = os.read(self._fd, _CHUNK)
         except BlockingIOError:
@@ -89,7 +89,7 @@ class Drain:
         return len(data)
 
     def finish(self) -> bytes:
-        """Return everything written until now, or its first part; later output is lost."""
+        """Return the first `limit` bytes of everything written until now. Later output is lost."""
         if self._open:
             while not self.truncated and self._read() > 0:
                 pass
@@ -97,7 +97,7 @@ class Drain:
         return b"".join(self._chunks)
 
     def close(self) -> None:
-        """Stop reading, at the end of the pipe or before."""
+        """Stop reading, even before the end of the pipe."""
         if self._open:
             self._open = False
             self._timer.cancel()

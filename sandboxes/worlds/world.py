@@ -1,4 +1,4 @@
-"""The owner's side of a world: an isolated process in which untrusted steps run. Nothing blocks the event loop."""
+"""The owner's side of a world, an isolated process in which untrusted steps run. No call blocks the event loop."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from agentloop.sandboxes.worlds.cgroups import Cgroup
 from agentloop.sandboxes.worlds.streams import memory_file
 
 _GRACE = 10.0
-"""Seconds after which a world is ended if it has not ended a step that it should have."""
+"""Seconds after which a world is killed if it has not ended a step as it should."""
 _BYTES_PER_SECOND = 10 << 20
-"""Slowest expected rate of writing files."""
+"""Slowest expected rate of writing files, in bytes per second."""
 _SMALL = channel.MAX_MESSAGE // 2
 _BYTES_PER_FILE = 16
-"""Bytes of a message for each file, besides its path and content."""
+"""Bytes of a message for each file, in addition to its path and content."""
 
 
 class BrokenWorldError(SandboxError):
-    """The code has broken the world it ran in. This counts against the code, not against the sandbox."""
+    """The code has broken its world. This counts against the code, not against the sandbox."""
 
     def __init__(self, reason: str, *, oom: bool = False) -> None:
         super().__init__(f"The code has broken its own sandbox: {reason}.")
@@ -46,17 +46,17 @@ class StepEnd:
 
 
 class FirstProcess(Protocol):
-    """The first process of a world: everything in the world ends with it."""
+    """The first process of a world. Everything in the world ends with it."""
 
     ended: asyncio.Future[None]
-    """Resolves when it and all others are dead."""
+    """Future that resolves when this process and all others of the world are dead."""
 
     def kill(self) -> None:
-        """Kill it; does nothing if it is dead."""
+        """Kill the process. Do nothing if it is dead."""
 
 
 class PidFd:
-    """A process known by its descriptor, which is closed when the process has ended."""
+    """A process, identified by a descriptor that is closed when the process has ended."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -95,14 +95,14 @@ class World:
         self._is_clean = True
         """Whether no code has run since the world was made or cleaned."""
         self._cleans = False
-        """Whether it will clean itself after the last step."""
+        """Whether the world will clean itself after the last step."""
         self._on_clean: Callable[[], None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(control, self._read)
 
     async def ready(self, seconds: float) -> None:
-        """Wait until it is set up. Raises `SandboxError` if that fails."""
+        """Wait until the world is set up. Raises `SandboxError` if that fails."""
         try:
             await asyncio.wait([self._ready], timeout=seconds)  # does not cancel the future when this is cancelled
             if not self._ready.done():
@@ -124,10 +124,10 @@ class World:
         last: bool = False,
         **options: Any,
     ) -> Step:
-        """Start a step. The caller closes `fds`; standard streams that are not among them are /dev/null.
+        """Start a step. The caller closes `fds`. Standard streams that are not among them are /dev/null.
 
-        `files` are written first. `alone`: all other processes of the world die with the step. `last`: the world is
-        cleaned when the step has ended. Raises `SandboxError`.
+        `files` are written first. `alone`: whether all other processes of the world die with the step. `last`: whether
+        the world is cleaned when the step has ended. Raises `SandboxError`.
         """
         number = next(self._numbers)
         was_clean = self._is_clean
@@ -156,18 +156,18 @@ class World:
             channel.request(self._control, request, files, fds)
         except OSError as error:
             self._end()
-            raise self.broken or SandboxError(f"The sandbox takes no request: {error}.") from error
+            raise self.broken or SandboxError(f"The sandbox accepts no request: {error}.") from error
         future = self._waiting[number] = self._loop.create_future()
         return future
 
     async def find(self, names: Sequence[str]) -> set[str]:
-        """Return those names that are programs on the PATH inside, or modules that Python finds there."""
+        """Return the names that are programs on the PATH inside, or modules that Python finds inside."""
         number = next(self._numbers)
         answer = await self._send(number, {"op": "which", "id": number, "names": list(names)})
         return {names[index] for index in answer["found"]}
 
     def tell(self, operation: str, number: int) -> None:
-        """Kill or interrupt a step; does nothing if it has ended."""
+        """Kill or interrupt a step. Do nothing if it has ended."""
         if self.alive:
             try:
                 channel.request(self._control, {"op": operation, "id": number}, None)
@@ -175,7 +175,7 @@ class World:
                 self._end()
 
     def when_clean(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, now or later: when the world is clean again after its last step, or dead."""
+        """Call `callback` once: as soon as the world is clean again after its last step, or dead."""
         if not self.alive or self._is_clean:
             callback()
             return
@@ -192,12 +192,12 @@ class World:
             callback()
 
     async def dead(self) -> None:
-        """End it and wait until nothing of it is left."""
+        """End the world and wait until nothing of it is left."""
         self.destroy()
         await asyncio.wait([self._process.ended], timeout=_GRACE)
 
     def destroy(self) -> None:
-        """End it with everything in it. A second call does nothing."""
+        """End the world with everything in it. A second call does nothing."""
         if not self.alive:
             return
         self.alive = False
@@ -209,7 +209,7 @@ class World:
         for future in waiting:
             if not future.done() and not self._loop.is_closed():
                 future.set_exception(self.broken or SandboxError("The sandbox died."))
-                future.exception()  # mark as retrieved: nobody may be waiting
+                future.exception()  # mark the exception as retrieved, because no caller may be waiting
         self._waiting.clear()
         if self.gone is not None:
             self.gone()
@@ -217,7 +217,7 @@ class World:
             self._settled()
 
     def _end(self) -> None:
-        """End it after reading what it sent last, which may say that it is broken."""
+        """End the world after reading its last messages, which may say that it is broken."""
         self._read()
         self.destroy()
 
@@ -228,7 +228,7 @@ class World:
         except BlockingIOError:
             return
         except ConnectionResetError:
-            # It died with a request unread. Linux reports this once, and before the messages that are still queued.
+            # The world died with an unread request. Linux reports this once, before the messages in the queue.
             self._read()
         except (EOFError, OSError, ValueError, LookupError):
             if self.cgroup is not None and not self._is_clean and self.cgroup.ran_out_of_memory():
@@ -236,7 +236,7 @@ class World:
             self.destroy()
 
     def _answer(self, message: dict[str, Any]) -> None:
-        if "broken" in message:  # by the first process, in which no code runs, before it ends
+        if "broken" in message:  # written by the first process, in which no code runs, before it ends
             self.broken = BrokenWorldError(bytes.fromhex(message["broken"]).decode(errors="replace"))
             self.destroy()
         elif "clean" in message:
@@ -275,10 +275,10 @@ class Step:
         self._world.tell("interrupt", self._number)
 
     async def end(self) -> StepEnd:
-        """Wait for its end.
+        """Wait for the end of the step.
 
         Raises `UserError` if the files of the request cannot be written. Raises `SandboxError` if the sandbox failed,
-        and `BrokenWorldError` if code that ran before in the same world is the reason.
+        and `BrokenWorldError` if code that ran earlier in the same world is the reason.
         """
         answer = await asyncio.shield(self.answer)
         if stage := answer.get("failed"):
@@ -299,7 +299,7 @@ def _size(files: Sequence[tuple[str, bytes]]) -> int:
 
 @contextlib.contextmanager
 def _carried(files: Sequence[tuple[str, bytes]]) -> Iterator[tuple[list[tuple[str, bytes]], dict[str, int]]]:
-    """Split files by how they travel: in the request if they all fit, else in one memory file given by descriptor."""
+    """Split files into those in the request and those in a memory file. The request has all or none of them."""
     if sum(_BYTES_PER_FILE + 4 * len(path) for path, _ in files) + _size(files) <= _SMALL:
         yield list(files), {}
         return

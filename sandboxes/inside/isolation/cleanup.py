@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def kill_namespace() -> None:
-    """Kill all other processes of this pid namespace, in one system call that no process can outrun."""
+    """Kill all other processes of this pid namespace with one system call, which no process can outrun."""
     assert os.getpid() == 1, "kill(-1) anywhere else would reach the whole machine"
     try:
         os.kill(-1, _signal.SIGKILL)
@@ -22,9 +22,9 @@ def kill_namespace() -> None:
 
 
 def kill_descendants() -> None:
-    """Kill all descendants of this process, a subreaper in a pid namespace that it shares with others.
+    """Kill all descendants of this process, a subreaper in a shared pid namespace.
 
-    Call it until none is left, since new ones may start while it looks.
+    Call this until no descendant is left, since new ones may start meanwhile.
     """
     for pid in below(os.getpid()):
         try:
@@ -47,7 +47,7 @@ def below(pid: int) -> list[int]:
 
 
 def remove_directory(path: str) -> None:
-    """Remove a directory of any depth and with any modes. Raises `OSError` if something in it cannot be removed.
+    """Remove a directory of any depth with any modes. Raises `OSError` if something in it cannot be removed.
 
     Deep directories are moved to the top first, so that neither paths nor the stack grow with the depth.
     """

@@ -32,7 +32,7 @@ _QUOTAS = {
     resource.RLIMIT_NICE: 0,
     resource.RLIMIT_RTPRIO: 0,
 }
-"""Limits that are the same for all executions, of what the kernel counts for each user of the machine."""
+"""Limits for quotas that the kernel counts for each user of the machine, the same for all executions."""
 
 
 def limit_quotas() -> None:
@@ -51,13 +51,13 @@ def nothing() -> None:
 
 
 class Confinement:
-    """How to confine the steps of a world. Restrictions of the whole world (namespaces, ...) are not part of it.
+    """Confinement of the steps of a world, in addition to that of the whole world (namespaces, ...).
 
     `directory`: the working directory. `user`: the user and group of steps. `filter`: a seccomp filter for steps, if
-    the world has none. `restrict`: a function that drops further rights in a step. `renew`: empties the writable
-    directories; None if the world is used only once. `kill`: kills every process of the world except its first.
-    `counts_processes`: whether to set the limit of processes; without a user of its own, it would count all processes
-    of that user on the machine.
+    the world has none. `restrict`: a function that drops further rights in a step. `renew`: a function that empties the
+    writable directories; None if the world is used only once. `kill`: a function that kills every process of the world
+    except the first. `counts_processes`: whether to set the limit of processes, which counts all processes of the user
+    on the machine.
     """
 
     def __init__(
@@ -80,20 +80,20 @@ class Confinement:
         self.counts_processes = counts_processes
 
     def confine(self, limits: Mapping[str, int]) -> None:
-        """Drop the rights of this process, which will run the code, except for system calls. Raises `OSError`.
+        """Drop all rights of this process, which will run the code, except system calls. Raises `OSError`.
 
-        In a slot this makes no call through ctypes: the first such call of a fork costs as much as everything else.
+        In a slot this does not use ctypes, whose first call in a fork costs as much as everything else.
         """
         for name, value in limits.items():
             if name == "processes" and not self.counts_processes:
                 continue
             setrlimit(_LIMITS[name], (value, value))
-        # One byte: too small for a core file, and a limit of 1 prevents core dumps into a program of the host.
+        # One byte is too small for a core file, and a limit of 1 also prevents core dumps into a program of the host.
         setrlimit(_CORE, (1, 1))
         if self.user is not None:
             _first_to_die()
             setresgid(self.user, self.user, self.user)
-            setresuid(self.user, self.user, self.user)  # with root go all capabilities
+            setresuid(self.user, self.user, self.user)  # giving up root also gives up all capabilities
         else:
             libc.drop_capabilities()
             libc.set_dumpable(True)  # else root would own its files in /proc

@@ -1,7 +1,7 @@
-"""Landlock: a process gives up files, TCP and signals for good, without any privilege.
+"""Landlock: permanently give up files, TCP and signals, without any privilege.
 
-Paths not named in `restrict` cannot be opened, created, removed or executed. It remains possible to look up metadata
-(`stat`) and, as far as the user may, to change it: `levels.seccomp` refuses the system calls that do.
+Paths that `restrict` does not name cannot be opened, created, removed or executed. Their metadata can still be read
+(`stat`) and, if the user may, changed. So `levels.seccomp` refuses the system calls that change it.
 https://docs.kernel.org/userspace-api/landlock.html
 """
 
@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterable
 
 MIN_ABI = 6
-"""ABI of Linux 6.12. Before it, code could signal every process of its user."""
+"""ABI of Linux 6.12. In older ones, code can signal every process of its user."""
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every architecture
 _VERSION = 1
@@ -54,9 +54,9 @@ def restrict(
 ) -> None:
     """Restrict this thread, and everything that it starts, to these paths and the paths below them.
 
-    `readable` paths can be read and executed, `writable` ones used in every way except for making devices, and
-    `listable` ones listed. TCP ports and abstract Unix sockets of others cannot be reached. Signals reach only
-    processes under the same restriction, or under a further one below it. `processes`, if not 0, is the number of
+    `readable` paths can be read and executed. `writable` paths can be used in every way except for creating devices.
+    `listable` paths can be listed. TCP ports, and abstract Unix sockets of others, cannot be reached. Signals reach
+    only processes under the same restriction, or under a further one below it. `processes`, if not 0, is the number of
     processes that the user may have in addition to the present ones.
 
     A second call restricts further. Raises `OSError`; the process is then unchanged, except for `no_new_privs`.
@@ -83,8 +83,8 @@ def restrict(
 def enclose() -> Callable[[], None]:
     """Restrict this process so that it can signal only its descendants; return a function that kills them all.
 
-    The function uses one system call, which no process can outrun. Descendants must be restricted once more, so that
-    they cannot signal this process. Raises `OSError`.
+    The function uses one system call, which no process can outrun. Restrict the descendants once more, so that they
+    cannot signal this process. Raises `OSError`.
     """
     restrict((), ("/",))
     try:
@@ -109,7 +109,7 @@ def _processes_of_user() -> int:
             try:
                 if os.stat(f"/proc/{name}").st_uid == user:
                     count += len(os.listdir(f"/proc/{name}/task"))
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 continue
     return count
 

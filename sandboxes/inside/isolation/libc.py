@@ -59,7 +59,7 @@ def enter(namespace: int, kind: int) -> None:
 def mount(
     source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None, *, key: int = 0
 ) -> None:
-    """Mount a file system. `key` is for the seccomp filter: it is passed where the system call has no argument."""
+    """Mount a file system. `key` is for the seccomp filter, and is passed as an unused argument of the system call."""
     texts = [os.fsencode(text) if text is not None else None for text in (source, target, kind, data)]
     result = _libc.syscall(ctypes.c_long(_SYS_MOUNT), *texts[:3], ctypes.c_ulong(flags), texts[3], ctypes.c_ulong(key))
     _checked(result, f"mount {kind or source} at {target}")
@@ -75,7 +75,7 @@ def umount(target: str, flags: int = 0, *, key: int = 0) -> None:
 
 
 def read_only(target: str) -> None:
-    """Make a mount and all below it read-only, without device nodes and set-user-id programs. Needs Linux 5.12."""
+    """Make a mount and everything below it read-only, without devices and set-user-id programs. Needs Linux 5.12."""
     attributes = struct.pack("=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
     result = _libc.syscall(
         ctypes.c_long(_MOUNT_SETATTR), _AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, len(attributes)
@@ -84,10 +84,10 @@ def read_only(target: str) -> None:
 
 
 def mount_with_ids(path: str, user_namespace: int) -> int:
-    """Return a descriptor of a mount of `path`, attached nowhere, whose files belong to users of a user namespace.
+    """Return a descriptor of a detached mount of `path`, whose files belong to users of a user namespace.
 
-    User n of the file system becomes user n of the namespace. Needs CAP_SYS_ADMIN where the file system was mounted,
-    and Linux 5.12.
+    User n of the file system becomes user n of the namespace. Needs Linux 5.12, and CAP_SYS_ADMIN in the user namespace
+    that mounted the file system.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     fd: int = _libc.syscall(ctypes.c_long(_OPEN_TREE), _AT_FDCWD, os.fsencode(path), ctypes.c_uint(flags))
@@ -111,7 +111,7 @@ def attach(mount_fd: int, target: str) -> None:
 
 
 def pivot_root(root: str) -> None:
-    """Make `root`, a mount point, the root directory, and detach the old root."""
+    """Make the mount point `root` the root directory, and detach the old root."""
     os.chdir(root)
     _checked(_libc.syscall(ctypes.c_long(_SYS_PIVOT_ROOT), b".", b"."), "pivot_root")
     umount(".", MNT_DETACH)
@@ -136,7 +136,7 @@ def die_with_parent() -> None:
 
 
 def become_subreaper() -> None:
-    """Adopt the orphans among the descendants of this process."""
+    """Adopt orphans among the descendants of this process."""
     _checked(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "PR_SET_CHILD_SUBREAPER")
 
 
@@ -151,7 +151,7 @@ def no_new_privileges() -> None:
 
 
 def drop_bounding_set(keep: frozenset[int] = frozenset()) -> None:
-    """Prevent this process from gaining capabilities but `keep` through a program. It keeps those that it has."""
+    """Prevent this process from gaining capabilities other than `keep` through a program. It keeps its present ones."""
     capability = 0
     while capability in keep or _prctl(_PR_CAPBSET_DROP, capability) == 0:
         capability += 1
@@ -165,7 +165,7 @@ def drop_capabilities() -> None:
 
 
 def keep_capabilities(keep: frozenset[int]) -> None:
-    """Give up all capabilities but `keep`, numbers below 32."""
+    """Give up all capabilities except `keep`, which are numbers below 32."""
     low = sum(1 << capability for capability in keep)
     header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
     _checked(_libc.syscall(ctypes.c_long(_SYS_CAPSET), header, struct.pack("=IIIIII", low, low, 0, 0, 0, 0)), "capset")
@@ -176,7 +176,7 @@ class _FilterProgram(ctypes.Structure):
 
 
 def set_command_line(text: str) -> None:
-    """Change what others see as the command line of this process, which must have been longer."""
+    """Change the command line that others see of this process. It must not be longer than the original one."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])

@@ -1,4 +1,4 @@
-"""The file system of a slot: a read-only view of the host, made once, and writable parts that are renewed."""
+"""The file system of a slot: a read-only view of the host, created once, and writable parts that are renewed."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ROOT = "/tmp"
-"""Directory in which the view is built, in a mount namespace of its own; any directory would do."""
+"""Directory in which the view is built, in a separate mount namespace. Any directory would do."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS = (("fd", "fd"), ("fd/0", "stdin"), ("fd/1", "stdout"), ("fd/2", "stderr"))
 _PROC_FLAGS = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
 _KERNEL_SETTINGS = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _KERNEL_SECRETS = ("cmdline", "keys", "kcore", "kallsyms", "timer_list", "config.gz")
 _WITHOUT_COUNTERS = ("arp", "if_inet6", "route", "tcp", "tcp6", "udp", "udp6", "unix")
-"""Files of /proc/net that show present sockets and addresses only."""
+"""Files in /proc/net that only show present sockets and addresses."""
 
 NETWORK_SETTINGS = {
-    "net.ipv4.tcp_max_tw_buckets": "0",  # the next execution can use an address of this one at once
-    # All sockets of the machine share the memory of TCP.
+    "net.ipv4.tcp_max_tw_buckets": "0",  # the next execution can reuse an address at once
+    # All sockets of the machine share the TCP memory.
     "net.ipv4.tcp_rmem": "4096 16384 65536",
     "net.ipv4.tcp_wmem": "4096 16384 65536",
-    # Nothing is remembered of a connection.
+    # Do not keep metrics of past connections.
     "net.ipv4.tcp_no_metrics_save": "1",
     "net.ipv4.tcp_fastopen": "0",
 }
@@ -34,12 +34,12 @@ NETWORK_SETTINGS = {
 
 
 def build_root(plan: dict[str, Any], writable: Sequence[str]) -> None:
-    """Enter the view that `plan` (`RootFS.as_dict`) describes; needs CAP_SYS_ADMIN and a mount namespace of its own.
+    """Enter the view that `plan` (`RootFS.as_dict`) describes. Needs CAP_SYS_ADMIN and a separate mount namespace.
 
     `writable` are mount points for later. Raises `OSError`.
     """
     libc.mount("none", "/", flags=libc.MS_REC | libc.MS_PRIVATE)
-    # Open all sources first: some may lie below the directory that is covered next.
+    # Open all sources first, because some may be below the directory that is covered next.
     sources = [(os.open(path, os.O_PATH | os.O_CLOEXEC), shown) for path, shown in plan["binds"]]
     sources += [(os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC), f"/dev/{name}") for name in _DEVICES]
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
@@ -93,7 +93,7 @@ def mount_proc() -> int:
 
 
 def hide_kernel(proc: str) -> None:
-    """Make the settings of the kernel in a procfs read-only, and hide what it tells about the host."""
+    """Make the kernel's settings in a procfs read-only, and hide its information about the host."""
     for name in _KERNEL_SETTINGS:
         if os.path.exists(path := f"{proc}/{name}"):
             libc.mount(path, path, flags=libc.MS_BIND | libc.MS_REC)
@@ -104,7 +104,7 @@ def hide_kernel(proc: str) -> None:
 
 
 def hide_counters() -> None:
-    """Keep files of /proc/net from other users: its counters live as long as the slot. Raises `OSError`."""
+    """Hide files of /proc/net from other users, because their counters live as long as the slot. Raises `OSError`."""
     for name in os.listdir("/proc/net"):
         if name not in _WITHOUT_COUNTERS:
             os.chmod(f"/proc/net/{name}", 0o400)
@@ -113,7 +113,7 @@ def hide_counters() -> None:
 class Scratch:
     """The writable directories: one tmpfs each, limited in bytes and in files.
 
-    `is_owner`: this process has another user than the code, which can then leave nothing in them but files.
+    `is_owner`: whether this process has another user than the code, which can then leave only files in them.
     """
 
     def __init__(self, directories: Sequence[str], megabytes: int, key: int, *, is_owner: bool) -> None:
@@ -126,8 +126,9 @@ class Scratch:
     def renew(self) -> None:
         """Replace used directories by empty ones. Raises `OSError` if an old one is still in use.
 
-        An unused one has the time of change that was set here, which only its owner can set. Even an empty one that was
-        used is replaced: the numbers of its next files would tell how many there were.
+        An unused directory still has the modification time that was set here, which only its owner can set. Even an
+        empty directory is replaced if it was used, because the inode numbers of its next files would reveal how many
+        there were.
         """
         for path in self._directories:
             if self._is_mounted:

@@ -430,9 +430,9 @@ async def test_large_files_round_trip(servers):
         ("http://", "must be the address"),
         ("http://host?x=1", "must be the address"),
         ("http://host:port", "is not a URL"),
-        ("", "No sandbox daemon is given"),
-        ([], "No sandbox daemon is given"),
-        (" , ", "No sandbox daemon is given"),
+        ("", "The list of sandbox daemons is empty"),
+        ([], "The list of sandbox daemons is empty"),
+        (" , ", "The list of sandbox daemons is empty"),
     ],
 )
 def test_invalid_addresses_raise(urls, message):

@@ -104,7 +104,7 @@ async def test_module_that_cannot_be_preloaded_fails_the_start(tmp_path, source,
 def test_invalid_options_raise():
     with pytest.raises(UserError, match="slots must be at least 1"):
         Slots(slots=0)
-    with pytest.raises(UserError, match="belongs to the code"):
+    with pytest.raises(UserError, match="belong to the code"):
         Slots(binds=["/tmp"])
 
 

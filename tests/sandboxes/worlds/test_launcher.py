@@ -28,7 +28,7 @@ async def test_dead_launcher_raises_and_stays_unusable():
     spawner = await Spawner.start("/bin/true", [])
     spawner.process.kill()
     spawner.process.wait()
-    with pytest.raises(SandboxError, match="takes no request"):
+    with pytest.raises(SandboxError, match="accepts no request"):
         spawner.spawn(0, [1])
     assert not spawner.usable
     spawner.kill(1)
