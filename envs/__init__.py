@@ -1,4 +1,4 @@
-"""Environments, and what they draw on: datasets and rewards.
+"""Environments, and the datasets and rewards that they use.
 
-They offer `agentloop.tools` to the model; `agentloop.episodes` plays their episodes.
+They offer `agentloop.tools` to the model, and `agentloop.episodes` plays their episodes.
 """

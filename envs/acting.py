@@ -36,7 +36,7 @@ class Move:
     content: Content
     """Observation for the model."""
     reward: float | None
-    """Reward of the move. None means that the environment does not score it, which is not 0."""
+    """Reward of the move. None means that the environment does not score it; it does not count as 0."""
     terminated: bool = False
     truncated: bool = False
     is_error: bool = False
@@ -47,7 +47,7 @@ class Act(Tool):
     """Tool that makes a move in the environment of the episode."""
 
     name = "act"
-    timeout = float("inf")  # the environment has its own, and an interrupted move would break it
+    timeout = float("inf")  # the environment has its own timeout, and an interrupted move would break it
 
     def __init__(self, arguments: ArgumentSchema, description: str = "Make a move.") -> None:
         self.arguments = arguments
@@ -61,9 +61,9 @@ class Act(Tool):
 class ActingEnv(Env):
     """Game. With `actions="tool"` the model calls `act(...)`; with "text" the text of its turn is the move.
 
-    `row["messages"]` come first. `row["seed"]`, or a hash of the id, seeds the game, so all episodes of a group begin
-    alike. The outcome is the sum of the rewards of the moves and of `reward`, if given. A turn without a valid move
-    gets feedback, and `max_invalid_actions` of them in a row truncate the episode.
+    The prompt begins with `row["messages"]`. `row["seed"]`, or a hash of the id, seeds the game, so all episodes of a
+    group begin in the same state. The outcome is the sum of the rewards of the moves, plus the optional `reward`. A
+    turn without a valid move gets feedback, and `max_invalid_actions` of them in a row truncate the episode.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ActingEnv(Env):
 
     @abstractmethod
     def read(self, text: str) -> dict[str, Any]:
-        """Parse a turn of plain text to the arguments of a move. Raises `ArgumentError`, for the model to read."""
+        """Parse a turn of plain text into the arguments of a move. Raises `ArgumentError`, for the model to read."""
 
     async def reset(self) -> Observation:
         content = await self.begin()
@@ -119,7 +119,7 @@ class ActingEnv(Env):
 
     async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
         if self._actions == "tool":
-            return self._refuse("This was no move: call the tool 'act' in each of your turns.")
+            return self._refuse("This was not a move: call the tool 'act' in each of your turns.")
         try:
             move = await self._made(self.read(text_of(message.get("content", ""))))
         except ArgumentError as error:
@@ -128,7 +128,7 @@ class ActingEnv(Env):
         return observation, move.reward or 0.0, move.terminated, move.truncated
 
     async def act(self, arguments: dict[str, Any]) -> ToolResult:
-        """Make a move for the tool. A game that fails ends the episode."""
+        """Make a move for the tool. If the game fails, the episode ends."""
         async with self._turn:  # calls of one turn arrive together and run in order
             if self._is_over:
                 return ToolResult("Not done: the game was over before this move.", is_error=True)
@@ -147,7 +147,7 @@ class ActingEnv(Env):
     async def score(self, trajectory: Trajectory) -> float:
         """Return the outcome reward, without the rewards of the moves, which the loop adds.
 
-        Raises `LookupError` if neither exists: a missing reward is not a reward of 0.
+        Raises `LookupError` if neither exists, because a missing reward does not count as 0.
         """
         trajectory.metrics["moves"] = self._num_moves
         trajectory.metrics["invalid_moves"] = self._invalid

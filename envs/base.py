@@ -25,7 +25,7 @@ class Observation:
 
 
 class BaseEnv(ABC):  # noqa: B024 - subclasses define how an episode is played
-    """Task, score and end of an episode: what all kinds of environments have.
+    """Common base of all environments: the task, the score and the end of an episode.
 
     `Env` answers the model turn by turn; `agentloop.envs.agent.program.AgentProgram` plays whole episodes itself.
     Methods that are not `async` run in threads.
@@ -36,7 +36,7 @@ class BaseEnv(ABC):  # noqa: B024 - subclasses define how an episode is played
     task: Mapping[str, Any] = {}
     """The dataset row; tools see it as `ctx.task`."""
     toolset: Toolset | None = None
-    """The tools of this episode, shared by all episodes that have the same."""
+    """The tools of this episode, shared by all episodes with the same tools."""
     reward_function: RewardFunction | None = None
     """The reward that the config names; None if it names none."""
 
@@ -47,7 +47,7 @@ class BaseEnv(ABC):  # noqa: B024 - subclasses define how an episode is played
         toolset: Toolset | None = None,
         reward: RewardFunction | None = None,
     ) -> None:
-        """Play the task `row`. A subclass may take fewer parts: `agentloop.envs.registry.make_env` sets the others."""
+        """Play the task `row`. A subclass may take fewer parts; `agentloop.envs.registry.make_env` sets the others."""
         self.task = row
         self.toolset = toolset
         self.reward_function = reward
@@ -56,23 +56,23 @@ class BaseEnv(ABC):  # noqa: B024 - subclasses define how an episode is played
         super().__init_subclass__(**options)
         run_in_threads(cls, ("score", "close"))
 
-    def prepare(self) -> None:  # noqa: B027 - most begin in no time
-        """Begin in the background what takes long, such as the start of a machine, and return at once.
+    def prepare(self) -> None:  # noqa: B027 - most environments begin at once
+        """Begin slow work in the background, such as the start of a machine, and return at once.
 
-        The worker calls it for episodes that wait for their turn, `env.prepare_ahead` of them at a time. `close` has to
-        undo it, also if the episode never begins.
+        The worker calls this for waiting episodes, `env.prepare_ahead` of them at a time. `close` has to undo it, even
+        if the episode never begins.
         """
 
     async def score(self, trajectory: Trajectory) -> float:
-        """Return the reward of the outcome, which is added to the rewards of the turns. Default: that of the config.
+        """Return the reward of the outcome, which is added to the rewards of the turns. Default: `env.reward`.
 
-        The loop calls it once, after the end of the episode, for every `trajectory.stop_reason` but failures. It counts
-        errors that it raises as failures of the judge.
+        The loop calls this once after the end of the episode, unless `trajectory.stop_reason` is a failure. Errors
+        count as failures of the judge.
         """
         return 0.0 if self.reward_function is None else await self.reward_function(trajectory, self.task)
 
     async def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what the episode holds; always runs."""
+        """Release the resources of the episode. Always runs."""
 
 
 class Env(BaseEnv):
@@ -82,8 +82,8 @@ class Env(BaseEnv):
     """
 
     takes_cut_turns = False
-    """Whether `step` also gets turns that a limit of tokens cut: their `finish_reason` is "length". By default such a
-    turn ends the episode."""
+    """Whether `step` also gets turns that a token limit cut, with the `finish_reason` "length". By default such a turn
+    ends the episode."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -1,4 +1,4 @@
-"""`MixedSampler`: draws tasks of several sources by weight, passes over those that teach nothing, raises levels."""
+"""`MixedSampler`: draws tasks of several sources by weight, skips tasks that teach nothing, and raises levels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from agentloop.errors import UserError
 _NEW_SHARE = 0.5
 """Share of a new group in the moving average of its task."""
 _AGAIN_AFTER = 4
-"""Times that a task outside the bounds is passed over before it is played again: the model may have changed."""
+"""Number of times that a task outside the bounds is skipped before it is measured again."""
 _GROUPS_OF_A_LEVEL = 32
-"""Groups of a level whose mean reward decides whether the next level begins."""
+"""Number of last groups whose mean reward decides whether the next level begins."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,7 +33,7 @@ class Source:
 
 @dataclass(slots=True)
 class _Rate:
-    """Moving average of the reward of a task, and how often its turn passed over it since it was played."""
+    """Moving average of the reward of a task, and how often the task was skipped since it was played."""
 
     value: float
     passed_over: int = 0
@@ -60,7 +60,7 @@ class _Drawing:
                 return tasks[place]
 
     def is_kept(self, task: int) -> bool:
-        """Return whether the reward of a task is within the bounds, or not known."""
+        """Return whether the reward of a task is within the bounds or unknown."""
         keep, rate = self.source.keep, self.rates.get(task)
         return keep is None or rate is None or keep[0] <= rate.value <= keep[1]
 
@@ -69,7 +69,7 @@ class _Drawing:
         if self.source.keep is not None:
             rate = self.rates.get(task)
             self.rates[task] = _Rate(reward if rate is None else rate.value + _NEW_SHARE * (reward - rate.value))
-        if task in self.source.levels[self.level]:  # a late group of the level before says nothing of this one
+        if task in self.source.levels[self.level]:  # a late group of the previous level says nothing about this one
             self.rewards = [*self.rewards, reward][-_GROUPS_OF_A_LEVEL:]
             is_high = sum(self.rewards) >= self.source.raise_at * _GROUPS_OF_A_LEVEL
             if len(self.rewards) == _GROUPS_OF_A_LEVEL and is_high and self.level + 1 < len(self.source.levels):
@@ -87,9 +87,9 @@ class _Drawing:
 class MixedSampler:
     """Endless sequence of tasks of several sources.
 
-    The share of each source follows its weight, and none is ever more than one task ahead. A source with `keep` passes
-    over tasks whose moving average of the reward is outside the bounds, which every fifth turn of the task plays all
-    the same. A source with levels goes to the next when the mean reward of its last 32 groups reaches `raise_at`.
+    The share of each source follows its weight, and no source is ever more than one task ahead. A source with `keep`
+    skips tasks whose moving average of the reward is outside the bounds, except every fifth time. A source with levels
+    moves to the next level when the mean reward of its last 32 groups reaches `raise_at`.
     """
 
     def __init__(self, sources: Sequence[Source], *, seed: int = 0, shuffle: bool = True) -> None:
@@ -103,7 +103,7 @@ class MixedSampler:
 
     @property
     def epoch(self) -> int:
-        """Number of complete passes over the source and level that has the fewest."""
+        """Number of complete passes over the source and level with the fewest passes."""
         return min(drawing.samplers[drawing.level].epoch for drawing in self._drawings)
 
     def take(self, num: int) -> list[int]:
@@ -111,7 +111,7 @@ class MixedSampler:
         return [self._next().draw() for _ in range(num)]
 
     def record(self, task: int, rewards: Sequence[float]) -> None:
-        """Note the rewards of a group that was played. Without a reward, a group says nothing."""
+        """Note the rewards of a finished group. A group without rewards is ignored."""
         if rewards:
             self._drawing_of(task).record(task, sum(rewards) / len(rewards))
 
@@ -131,7 +131,7 @@ class MixedSampler:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and what was noted."""
+        """Return the position and the recorded rewards."""
         return {
             "sources": [
                 {
@@ -153,8 +153,8 @@ class MixedSampler:
         today = [(each.source.name, len(each.samplers)) for each in self._drawings]
         if before != today:
             raise UserError(
-                f"The sources of data.train and their levels were {before} when the checkpoint was written, and now "
-                f"they are {today}. Restore them, or start a new run folder."
+                f"The sources of data.train and their levels were {before} when the checkpoint was written, but now "
+                f"they are {today}. Restore them, or start in a new run folder."
             )
         for drawing, each in zip(self._drawings, saved, strict=True):
             for sampler, position in zip(drawing.samplers, each["samplers"], strict=True):
@@ -164,7 +164,7 @@ class MixedSampler:
             drawing.rates = {task: _Rate(value, passed_over) for task, value, passed_over in each["rates"]}
 
     def _next(self) -> _Drawing:
-        """Return the source that is furthest behind its share; of equal ones the first."""
+        """Return the source that is furthest behind its share, and the first one if several are equal."""
         total = sum(each.num_drawn for each in self._drawings) + 1
         weights = sum(each.source.weight for each in self._drawings)
         return max(self._drawings, key=lambda each: total * each.source.weight / weights - each.num_drawn)

@@ -1,4 +1,4 @@
-"""Environments by name: those that packages registered (entry-point group `agentloop.envs`), and your own."""
+"""Load environments by name: those that packages registered (entry-point group `agentloop.envs`), and your own."""
 
 from __future__ import annotations
 
@@ -28,21 +28,19 @@ _CALLS = {"reset": 0, "step": 1, "score": 1, "close": 0}
 def load_factory(spec: str, options: Mapping[str, Any] | None = None) -> Factory:
     """Return the class or function of a registered name, 'package.module:name' or 'path/to/file.py:name'.
 
-    `make_env` calls it for every episode. Raises `UserError` if it cannot be loaded or makes no environment or, with
-    `options`, cannot be called with them.
+    `make_env` calls it for every episode. Raises `UserError` if it cannot be loaded, does not create an environment, or
+    cannot be called with `options`.
     """
     factory = ENVS.get(spec)
     if not callable(factory):
         raise UserError(
             f"The environment {spec!r} is of type {type(factory).__name__}: name an Env class, or a function that "
-            "makes one."
+            "returns an Env."
         )
     if isinstance(factory, type):
         _check_class(factory, spec)
     elif inspect.iscoroutinefunction(factory):
-        raise UserError(
-            f"The environment {spec!r} is an async function. Make the environment in a plain one, and await in `reset`."
-        )
+        raise UserError(f"The environment {spec!r} is an async function. Use a plain function, and await in `reset`.")
     if options is not None:
         check_call(
             factory,
@@ -66,8 +64,8 @@ def make_env(
 ) -> Any:
     """Return the environment of one episode: factory(row, toolset=..., reward=..., **options).
 
-    A factory need not take `toolset` and `reward`. This function sets the attributes `task`, `toolset` and
-    `reward_function` if the factory did not. Raises `WrongTypeError` if the factory returns no environment.
+    The parameters `toolset` and `reward` of a factory are optional. This function sets the attributes `task`, `toolset`
+    and `reward_function` if the factory did not. Raises `WrongTypeError` if the factory returns no environment.
     """
     env = factory(row, **_accepted(factory, toolset=toolset, reward=reward), **(options or {}))
     if not isinstance(env, BaseEnv):
@@ -82,7 +80,7 @@ def make_env(
 
 
 def _accepted(factory: Factory, **parts: Any) -> dict[str, Any]:
-    """Return the parts that the factory has parameters for."""
+    """Return the arguments for which the factory has parameters."""
     parameters = inspect.signature(factory).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return {name: part for name, part in parts.items() if takes_any or name in parameters}

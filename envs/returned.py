@@ -1,7 +1,7 @@
-"""Check what the methods of environments return.
+"""Check the return values of environments' methods.
 
-A value of a wrong type is a mistake in the code. It raises `WrongTypeError`, which ends the run: episodes that are left
-out for it would hide it.
+A value of a wrong type is a bug. It raises `WrongTypeError`, which ends the run, because dropping the episodes would
+hide the bug.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def checked_messages(value: Any, method: Callable[..., Any]) -> list[Message]:
         if not _is_message(message):
             raise WrongTypeError(
                 f"{named(method)} returned {shown(message)} as message {position} of its Observation. A message is a "
-                f"dict with a role ({', '.join(ROLES)}) and a content: a text, or a list of "
+                f"dict with a role ({', '.join(ROLES)}) and a content: a string, or a list of "
                 "{'type': 'text', 'text': ...} and {'type': 'image', 'image': ...}."
             )
     return messages
@@ -49,7 +49,7 @@ def _is_message(message: object) -> bool:
 
 
 def checked_step(value: Any, method: Callable[..., Any]) -> tuple[list[Message], float, bool, bool]:
-    """Return what `method` returned for a turn: messages, reward, terminated, truncated."""
+    """Check the return value of `step`. Return messages, reward, terminated and truncated."""
     if isinstance(value, tuple | list) and len(value) == 5:
         raise WrongTypeError(
             f"{named(method)} returned 5 values, as in gymnasium. Return 4, without the info: {_STEP}."

@@ -40,14 +40,14 @@ class TaskSampler:
         return int(self._order[position])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position. Two numbers are enough because the seed determines the order of an epoch."""
+        """Return the position. Two numbers are enough, because the seed determines the order of an epoch."""
         return {"num_tasks": self._num_tasks, "num_taken": self._num_taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position. Raises `UserError` if the size of the dataset has changed."""
         if state["num_tasks"] != self._num_tasks:
             raise UserError(
-                f"The dataset had {state['num_tasks']} tasks when the checkpoint was written, and now it has "
-                f"{self._num_tasks}. Restore the dataset, or start a new run folder."
+                f"The dataset had {state['num_tasks']} tasks when the checkpoint was written, but now it has "
+                f"{self._num_tasks}. Restore the dataset, or start in a new run folder."
             )
         self._num_taken = state["num_taken"]

@@ -16,7 +16,7 @@ _SHOWN = 500
 
 
 def client_of(url: str, *, seconds: float | None, headers: Mapping[str, str] | None = None) -> httpx.AsyncClient:
-    """Return a client of the server at `url`, with cookies of its own. Each wait for it may take `seconds`."""
+    """Return a client of the server at `url`, with its own cookies. Each wait for the server may take `seconds`."""
     return httpx.AsyncClient(base_url=url, timeout=seconds, headers=headers, verify=_trusted(), trust_env=False)
 
 
@@ -32,7 +32,7 @@ def answering(url: str, path: str) -> Iterator[None]:
 
 
 def json_of(response: httpx.Response) -> Any:
-    """Return the JSON value of an answer. Raises `EnvError` if it is an error, or no JSON."""
+    """Return the JSON value of an answer. Raises `EnvError` if the answer is an error or is not JSON."""
     if response.is_success:
         try:
             return response.json()
@@ -42,12 +42,12 @@ def json_of(response: httpx.Response) -> Any:
 
 
 def refused(response: httpx.Response) -> EnvError:
-    """Return the error for an answer that is one."""
+    """Return the `EnvError` for an answer with an error status."""
     said = f"{response.status_code}: {response.text[:_SHOWN]}"
     return EnvError(f"the server answered {response.request.method} {response.request.url} with {said}")
 
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """Return the certificates, which take longer to load than an episode of a small environment."""
+    """Load the certificates once, because that takes longer than an episode of a small environment."""
     return ssl.create_default_context()

@@ -1,1 +1,1 @@
-"""Agent programs: environments that call the model themselves, through the gateway."""
+"""Agent programs, which call the model themselves through the gateway, and how they are started."""

@@ -1,8 +1,8 @@
-"""An agent that is a command, in any language: one process an episode.
+"""Run an agent that is a command, in any language, as one process per episode.
 
-The command finds its model as official clients do, through the variables OPENAI_BASE_URL, OPENAI_API_KEY and
-OPENAI_MODEL, or those that begin with ANTHROPIC_. It reads its task as JSON from stdin. Its output is its answer.
-Instead it may write a JSON object with `answer`, `reward` or both to the file that AGENTLOOP_RESULT names.
+The command finds its model like official clients, through the variables OPENAI_BASE_URL, OPENAI_API_KEY and
+OPENAI_MODEL, or those that begin with ANTHROPIC_. It reads its task as JSON from stdin. Its output is its answer,
+unless it writes a JSON object with `answer`, `reward` or both to the file that AGENTLOOP_RESULT names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentloop.errors import EnvError
 
 
 async def run_command(command: Sequence[str], task: Mapping[str, Any], endpoint: Endpoint) -> AgentResult:
-    """Run a command to its end. Cancelling kills it with all processes of its group.
+    """Run a command to its end. Cancelling kills all processes of its group.
 
     Raises `EnvError` if the command fails, and `UserError` if it cannot be started.
     """
@@ -53,4 +53,4 @@ def _result(path: Path, output: bytes) -> AgentResult:
         reward = found.get("reward")
         return AgentResult(found.get("answer", answer), None if reward is None else float(reward))
     except (ValueError, TypeError, AttributeError) as error:
-        raise EnvError(f"the command wrote no JSON object into AGENTLOOP_RESULT: {error}") from error
+        raise EnvError(f"the command did not write a JSON object to AGENTLOOP_RESULT: {error}") from error

@@ -13,14 +13,14 @@ class Endpoint:
     """The address of an agent's model, valid for one episode."""
 
     base_url: str
-    """Ends in /v1, as OpenAI's clients want it."""
+    """Address that ends in /v1, for OpenAI's clients."""
     api_key: str
     model: str
-    """A name for the model. The gateway answers to any other name, too."""
+    """Name of the model. The gateway accepts any other name, too."""
 
     @property
     def root_url(self) -> str:
-        """The address without /v1, as Anthropic's clients want it."""
+        """The address without /v1, for Anthropic's clients."""
         return self.base_url.removesuffix("/v1")
 
 
@@ -29,9 +29,9 @@ class AgentResult:
     """The outcome of an agent."""
 
     answer: str | None = None
-    """None takes the last text of the model."""
+    """Answer of the agent; None means the last text of the model."""
     reward: float | None = None
-    """Reward of the whole episode, added to that of `env.reward`."""
+    """Reward of the whole episode, to which the one of `env.reward` is added."""
 
 
 Agent = Callable[[Mapping[str, Any], Endpoint], Awaitable[Any] | Any]
@@ -39,7 +39,7 @@ Agent = Callable[[Mapping[str, Any], Endpoint], Awaitable[Any] | Any]
 
 
 def as_result(found: object) -> AgentResult:
-    """Return what an agent returned as an `AgentResult`. Raises `TypeError` and `ValueError` for anything else."""
+    """Convert the return value of an agent to an `AgentResult`. Raises `TypeError` and `ValueError`."""
     if found is None or isinstance(found, AgentResult):
         result = found or AgentResult()
     elif isinstance(found, str):

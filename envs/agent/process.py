@@ -1,4 +1,4 @@
-"""Run a command to its end: one process and its children."""
+"""Run a command to its end, with its children."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from agentloop.errors import EnvError, UserError
 
 _OUTPUT_BYTES = 1 << 20
-"""Bytes kept of the end of each stream."""
+"""Bytes to keep from the end of each stream."""
 _SHOWN = 2000
-"""Characters of stderr that an error shows."""
+"""Maximum characters of stderr in an error."""
 
 
 async def run_process(

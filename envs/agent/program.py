@@ -1,4 +1,4 @@
-"""`AgentProgram`: an episode of an existing agent, which calls the model over an API of OpenAI or Anthropic.
+"""`AgentProgram`: an episode of an existing agent, which calls the model through OpenAI's or Anthropic's API.
 
     env:
       factory: agent
@@ -38,23 +38,22 @@ __all__ = ["Agent", "AgentProgram", "AgentResult", "Endpoint", "SampledBy"]
 SampledBy = Literal["run", "client"]
 
 _THREADS = ThreadPoolExecutor(max_workers=512, thread_name_prefix="agentloop-agent")
-"""Threads for agents that are plain functions: each holds one for its whole episode."""
+"""Threads for agents that are plain functions. Each occupies one for its whole episode."""
 
 
 class AgentProgram(BaseEnv):
     """One episode of an agent.
 
-    `agent` is a function, or the spec of one ('file.py:name'); a plain one runs in a thread. `command` starts a process
-    instead (`agentloop.envs.agent.command`). `harness` starts a known program, `claude-code` for example, in a working
-    directory with `task["files"]`; `program` is its path if it is not on PATH, and with the command `check` the reward
-    is 1 if that succeeds in the directory, else 0 (`agentloop.envs.agent.harnesses.running`). At `compact_at` tokens
-    of a conversation it replaces its history by a summary.
+    `agent` is a function or its spec ('file.py:name'); a plain function runs in a thread. `command` starts a process
+    instead (`agentloop.envs.agent.command`). `harness` starts a known program such as `claude-code` in a working
+    directory with `task["files"]` (`agentloop.envs.agent.harnesses.running`). `program` is its path if it is not on
+    PATH. With the command `check` the reward is 1 if that succeeds in the directory, else 0. When a conversation has
+    `compact_at` tokens, the program replaces its history with a summary.
 
-    `sampling` says whose temperature, top_p, top_k and seed hold: the run's ("run") or those of the agent's requests
-    ("client"). The gateway listens on `host`; agents reach it at `advertised`.
+    `sampling` selects temperature, top_p, top_k and seed: those of the run ("run") or of the agent's requests
+    ("client"). The gateway listens on `host`, and agents connect to `advertised`.
 
-    An exception of the agent ends its episode as a failure of the environment. After a call that was refused for a
-    limit, that limit is the reason instead.
+    If the agent raises, its episode ends as a failure of the environment, or at a limit if a call was refused for it.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class AgentProgram(BaseEnv):
                 "`program`, `check` and `compact_at` in env.options belong to a `harness`: name it, or remove them."
             )
         if toolset is not None and toolset.tools:
-            raise UserError("env.tools is set, but an agent brings tools of its own. Leave env.tools out.")
+            raise UserError("env.tools is set, but an agent brings its own tools. Leave env.tools out.")
         if sampling not in get_args(SampledBy):
             raise UserError(f"`sampling` in env.options is 'run' or 'client', not {sampling!r}.")
         super().__init__(row, reward=reward)
@@ -114,7 +113,7 @@ class AgentProgram(BaseEnv):
     async def score(self, trajectory: Trajectory) -> float:
         """Return the agent's reward plus that of `env.reward`.
 
-        Raises `LookupError` if there is neither: such an episode has no reward, which is not a reward of 0.
+        Raises `LookupError` if there is neither, because a missing reward does not count as 0.
         """
         own = self._result.reward
         if own is None and self.reward_function is None:

@@ -1,1 +1,1 @@
-"""The multi-turn tasks of BFCL, judged as the package does, in an interpreter that has it."""
+"""The multi-turn tasks of BFCL, judged by the package's rules, in an interpreter that has the package."""

@@ -36,7 +36,7 @@ CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 
 
 class FunctionArguments:
-    """Arguments of a function, which raises itself if they are wrong; some solutions do not fit the documents."""
+    """Unchecked arguments. The functions check them, and some published solutions do not fit the documentation."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self.schema = schema
@@ -49,7 +49,7 @@ class FunctionArguments:
 class BfclFunction(Tool):
     """Function of a task."""
 
-    timeout = float("inf")  # the worker has its own
+    timeout = float("inf")  # the worker has its own timeout
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self.name = schema["name"]
@@ -62,10 +62,10 @@ class BfclFunction(Tool):
 
 
 class Bfcl(WorkerEnv):
-    """Task of BFCL. A turn without a call ends the user's turn; the reward is 1 if all of these are right, else 0.
+    """Task of BFCL. A turn without a call ends a user turn. The reward is 1 if all user turns are right, else 0.
 
-    A turn is right if the state of the task's classes is that after the published solution, and if the results of the
-    solution's calls are among those of the model's.
+    A user turn is right if the task's classes have the same state as after the published solution, and if the results
+    of the solution's calls are among the results of the model's calls.
     """
 
     package = "bfcl"
@@ -84,9 +84,8 @@ class Bfcl(WorkerEnv):
     ) -> None:
         """Prepare the task of a row of `tasks`. Raises `UserError` if the package is not installed.
 
-        More than `max_steps` turns of the model with calls, in one turn of the user, end the episode. The package runs
-        in `python`, by default that of `agentloop envs install`, in at most `processes` processes of each rollout
-        worker. A call that takes longer than `step_timeout` seconds fails.
+        The episode ends after `max_steps` model turns with calls in one user turn. `WorkerEnv` explains `python`,
+        `processes` and `step_timeout`.
         """
         if toolset is not None and toolset.tools:
             raise UserError("env.tools is set, but the functions of a bfcl task are its tools. Leave env.tools out.")
@@ -113,7 +112,7 @@ class Bfcl(WorkerEnv):
         return await super().step(message)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Run a call of the model. A worker that fails ends the episode."""
+        """Run a call of the model. If the worker fails, the episode ends."""
         self._steps += not self._pending  # calls of one turn arrive together
         self._pending += 1
         try:
@@ -123,7 +122,7 @@ class Bfcl(WorkerEnv):
             self._pending -= 1
 
     async def score(self, trajectory: Trajectory) -> float:
-        self._is_scored = True  # a task that a limit ended is wrong, as in the package
+        self._is_scored = True  # as in the package, an unfinished task is wrong
         return await super().score(trajectory)
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -142,9 +141,9 @@ class Bfcl(WorkerEnv):
 def tasks(
     categories: str | Sequence[str] = CATEGORIES, *, start: int = 0, stop: int = 200, python: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the tasks `start` to `stop` of each category as rows; there are 200 of each.
+    """Yield the tasks `start` to `stop` of each category as rows. Each category has 200 tasks.
 
-    Tasks of one number are variants of the same scenario in all categories, so hold out by number. Raises `UserError`.
+    Tasks with the same number are variants of one scenario, so hold out by number. Raises `UserError`.
     """
     names = [categories] if isinstance(categories, str) else list(categories)
     if not 0 <= start < stop:
@@ -157,8 +156,8 @@ def tasks(
 def _toolset(functions: str, hidden: frozenset[str]) -> Toolset:
     """Return the tools of a task, whose schemas lack the `hidden` ones.
 
-    A function that is not offered yet runs if it is called, as in the package: one of the solutions does so.
-    Cached, because renderers identify tools by the identity of their schemas.
+    As in the package, a hidden function runs if it is called, because one of the solutions does so. The result is
+    cached, because renderers identify tools by the identity of their schemas.
     """
     toolset = Toolset([BfclFunction(schema) for schema in json.loads(functions)])
     toolset.schemas = [schema for schema in toolset.schemas if schema["function"]["name"] not in hidden]

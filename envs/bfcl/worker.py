@@ -27,7 +27,7 @@ from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_c
 DATA = Path(bfcl_eval.__file__).parent / "data"
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 TYPES = {"dict": "object", "float": "number", "tuple": "array"}
-"""Types of the package's documents that JSON Schema calls otherwise."""
+"""Types in the package's documents -> their names in JSON Schema."""
 
 
 class Worker:
@@ -40,13 +40,13 @@ class Worker:
         """Yield the tasks `start` to `stop` of each category."""
         unknown = sorted(set(categories) - set(CATEGORIES))
         if unknown:
-            raise ValueError(f"BFCL has no category {', '.join(unknown)}: write some of {', '.join(CATEGORIES)}")
+            raise ValueError(f"BFCL has no category {', '.join(unknown)}: use {', '.join(CATEGORIES)}")
         for category in categories:
             for name in list(entries(category))[start:stop]:
                 yield {"id": name, "category": category}
 
     def start(self, episode: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin a task, and return its first messages and its functions."""
+        """Begin a task. Return its first messages and its functions."""
         self.episodes[episode] = begun = Episode(arguments["category"], arguments["id"])
         hidden = [name for names in begun.missed.values() for name in names]
         return {"messages": begun.messages(), "functions": begun.schemas(), "hidden": hidden}
@@ -64,7 +64,7 @@ class Worker:
 
 
 class Episode:
-    """The model's instances of a task's classes, and those on which the published solution runs."""
+    """Two sets of instances of a task's classes: one for the model, one for the published solution."""
 
     def __init__(self, category: str, name: str) -> None:
         self.entry, self.solution = entries(category)[name]
@@ -80,7 +80,7 @@ class Episode:
         self.is_wrong = False
 
     def documents(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
-        """Return function -> its class and its document: the calls that are possible."""
+        """Return the functions that may be called: name -> class and document."""
         return {
             document["name"]: (owner, document)
             for owner in self.entry["involved_classes"]
@@ -92,7 +92,7 @@ class Episode:
         return [schema_of(document) for _, document in self.documents().values()]
 
     def messages(self) -> Sequence[Mapping[str, Any]]:
-        """Return the messages that begin the turn, with the functions that it adds."""
+        """Return the messages that begin the turn, with the functions that the turn adds."""
         names = self.missed.get(self.turn)
         if names is None:
             return self.entry["question"][self.turn]
@@ -107,7 +107,7 @@ class Episode:
         return {"content": result, "is_error": is_error}
 
     def end_turn(self) -> dict[str, Any]:
-        """Check the turn, and return the messages of the next one, or the reward."""
+        """Check the turn. Return the messages of the next turn, or the reward after the last one."""
         solution = [self.solve(text) for text in self.solution[self.turn]]
         if not self.is_wrong and solution:
             self.is_wrong = (
@@ -141,7 +141,7 @@ class Episode:
 
 
 def run(method: Callable[..., Any], places: Sequence[Any], arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the result of a call as the package writes it, and whether it raised."""
+    """Return the result of a call in the package's format, and whether it raised."""
     try:
         result = method(*places, **copy.deepcopy(arguments))
         if isinstance(result, str):
@@ -152,12 +152,12 @@ def run(method: Callable[..., Any], places: Sequence[Any], arguments: Mapping[st
             return json.dumps(result), False
         except (TypeError, ValueError):
             return str(result), False
-    except Exception as error:  # what a function raises is an answer to the model
+    except Exception as error:  # the model reads the error of a function
         return f"Error during execution: {error}", True
 
 
 def instances(entry: Mapping[str, Any], is_long: bool) -> dict[str, Any]:
-    """Return class -> an instance of it with the task's scenario."""
+    """Return class name -> an instance with the task's scenario."""
     made = {}
     for owner in entry["involved_classes"]:
         made[owner] = getattr(importlib.import_module(CLASS_FILE_PATH_MAPPING[owner]), owner)()
@@ -168,7 +168,7 @@ def instances(entry: Mapping[str, Any], is_long: bool) -> dict[str, Any]:
 
 
 def schema_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function as tools are described to models."""
+    """Return the tool schema of a function."""
     return {
         "name": document["name"],
         "description": document["description"],
@@ -177,7 +177,7 @@ def schema_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_json_schema(value: Any) -> Any:
-    """Return a schema of the package with the types of JSON Schema."""
+    """Convert a schema of the package to JSON Schema."""
     if isinstance(value, list):
         return [as_json_schema(each) for each in value]
     if not isinstance(value, dict):
@@ -203,5 +203,5 @@ def documents_of(owner: str) -> Sequence[Mapping[str, Any]]:
 
 
 def lines(file: Path) -> list[Any]:
-    """Return the objects of a file with one on each line."""
+    """Return the objects of a file of JSON lines."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

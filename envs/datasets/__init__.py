@@ -1,1 +1,1 @@
-"""Datasets: read files and functions to checked rows with images, from which `agentloop.envs.sampler` draws."""
+"""Datasets: convert files and functions to checked rows with images, from which `agentloop.envs.sampler` draws."""

@@ -1,8 +1,8 @@
-"""Rows with given answers: finished conversations, and pairs of a better and a worse answer, in the usual formats.
+"""Read rows with given answers: finished conversations, and pairs of a better and a worse answer.
 
-A conversation is `messages` (TRL, OpenAI's files for fine-tuning), `prompt` and `completion` (TRL), or `conversations`
-(ShareGPT). A pair is `chosen` and `rejected`, with a `prompt` or with the beginning that both share. All may have
-`tools`, `system` and `images`.
+A conversation is in `messages` (TRL, OpenAI's files for fine-tuning), `prompt` and `completion` (TRL), or
+`conversations` (ShareGPT). A pair is in `chosen` and `rejected`, with a `prompt` or with a common beginning. All rows
+may have `tools`, `system` and `images`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLUMNS = ("messages", "conversations", "prompt", "completion", "chosen", "reje
 
 
 def read_conversation(raw: object, where: str, index: int, folder: Path) -> dict[str, Any]:
-    """Return a row with `messages`, `tools` (schemas; None if it has none of its own) and `context`.
+    """Return a row with `messages`, `tools` (schemas; None if the row has none) and `context`.
 
     `context` is the number of first messages that are not trained: those of `prompt`. Arguments are as in `read_row`.
     Raises `UserError` for a malformed row.
@@ -65,7 +65,7 @@ def read_conversation(raw: object, where: str, index: int, folder: Path) -> dict
 def read_pair(raw: object, where: str, index: int, folder: Path) -> dict[str, Any]:
     """Return a row with the conversations `chosen` and `rejected`, `tools` and `context` as in `read_conversation`.
 
-    Without a `prompt`, the messages that both begin with are the context. Raises `UserError` for a malformed row.
+    Without a `prompt`, the messages with which both begin are the context. Raises `UserError` for a malformed row.
     """
     row = _mapping(raw, where)
     if missing := [name for name in ("chosen", "rejected") if name not in row]:
@@ -98,7 +98,7 @@ def _mapping(raw: object, where: str) -> dict[str, Any]:
 
 
 def _checked(row: Mapping[str, Any], messages: list[Any], where: str, index: int, folder: Path) -> dict[str, Any]:
-    """Return the row with checked messages and images, without the columns that they come from."""
+    """Return the row with checked messages and images, without the columns from which they come."""
     own = {key: value for key, value in row.items() if key not in _COLUMNS}
     return read_row(own | {"messages": messages}, where, index, folder)
 
@@ -160,7 +160,7 @@ def _of_sharegpt(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _call(item: object, where: str, number: int) -> dict[str, Any]:
-    """Return a call with its arguments as an object, which templates write in their own way."""
+    """Return a call with its arguments as an object, because templates format arguments themselves."""
     call = item if isinstance(item, Mapping) else {}
     function = call.get("function", call)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -174,7 +174,7 @@ def _call(item: object, where: str, number: int) -> dict[str, Any]:
 
 
 def _part(part: Any) -> Any:
-    """Return a part of a content; the URL of OpenAI's `image_url` becomes the image."""
+    """Return a part of a content. The URL of OpenAI's `image_url` becomes the image."""
     if isinstance(part, Mapping) and part.get("type") == "image_url":
         url = part.get("image_url")
         return {"type": "image", "image": url.get("url") if isinstance(url, Mapping) else url}
@@ -209,7 +209,7 @@ def _json(value: Any, where: str) -> Any:
 
 
 def _without_null(value: Any) -> Any:
-    """Return plain data without keys that are null: Parquet gives each object the keys of all others."""
+    """Return plain data without null keys, because Parquet gives each object the keys of all others."""
     if isinstance(value, Mapping):
         return {key: _without_null(item) for key, item in value.items() if item is not None}
     return [_without_null(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""Load datasets: files (JSON, CSV, Parquet), folders of them or of the library `datasets`, and Python functions."""
+"""Load datasets: files (JSON, CSV, Parquet), folders of files or of the library `datasets`, and Python functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentloop.errors import UserError, blaming
 from agentloop.registry.named_objects import load_object
 
 _END = object()
-"""End of the rows of a function."""
+"""Marks the end of the rows of a function."""
 
 
 def load_dataset(
@@ -29,9 +29,9 @@ def load_dataset(
     """Load the rows of a dataset, each in the form of `read_row`.
 
     `source` is one or several of: a file (.jsonl, .jsonl.gz, .ndjson, .json, .csv, .parquet), a folder of such files
-    except .json or one written by `save_to_disk` of `datasets`, or a function, 'package.module:function' or
-    'file.py:function', which is called with `options` and returns an iterable of rows. `limit` keeps the first rows.
-    Image paths start at the folder. Without `needs_prompt` a row may lack a prompt.
+    except .json, a folder written by `save_to_disk` of `datasets`, or a function ('package.module:function' or
+    'file.py:function'), which is called with `options` and returns an iterable of rows. `limit` keeps only the first
+    rows. Image paths start at the folder. Without `needs_prompt` a row may lack a prompt.
 
     Raises `UserError` for a missing file, a malformed row (with its location), or no rows at all.
     """

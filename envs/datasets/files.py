@@ -15,10 +15,10 @@ from agentloop.errors import UserError
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson")
 _FOLDER_SUFFIXES = (*JSONL_SUFFIXES, ".csv", ".parquet")
 SUFFIXES = (*_FOLDER_SUFFIXES, ".json")
-"""A folder may have files with the suffix .json that describe its dataset, so these are read by name only."""
+"""Suffixes of files that are read from folders. In a folder, .json files may describe the dataset."""
 
 RawRows = Iterator[tuple[str, object]]
-"""(where, row) of each row, `where` ("data.jsonl, line 7") for error messages."""
+"""Pairs (where, row). `where` is the place of the row for error messages, such as "data.jsonl, line 7"."""
 
 
 def file_rows(path: Path) -> RawRows:
@@ -29,7 +29,7 @@ def file_rows(path: Path) -> RawRows:
 
 
 def folder_rows(folder: Path) -> RawRows:
-    """Read a folder written by `save_to_disk` of `datasets`, or all its files of JSON lines, CSV and Parquet, by name.
+    """Read a folder written by `save_to_disk` of `datasets`, or all JSONL, CSV and Parquet files in it, by name.
 
     Raises `UserError` for other folders, and for one with several splits.
     """
@@ -68,7 +68,7 @@ def _json_line(line: str, where: str) -> object:
 
 
 def _json_rows(path: Path) -> RawRows:
-    """Read a file that is one list of rows, or JSON lines under another name."""
+    """Read a file that is a list of rows, or JSON lines."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         rows = json.loads(text) if text.lstrip().startswith("[") else None
@@ -82,7 +82,7 @@ def _json_rows(path: Path) -> RawRows:
 
 
 def _csv_rows(path: Path) -> RawRows:
-    """Read a file whose first line names the columns. All values are texts."""
+    """Read a file whose first line names the columns. All values are strings."""
     number = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -22,7 +22,7 @@ _STORED_KEYS = {"bytes", "path"}
 
 
 class RowImage:
-    """Image in the form of its row: a path, the bytes of a file, or a decoded image.
+    """Image as its row stores it: a path, the bytes of a file, or a decoded image.
 
     Rows stay small in memory, and a written trajectory refers to the image instead of containing it.
     """
@@ -30,7 +30,7 @@ class RowImage:
     __slots__ = ("_loaded", "_lock", "_source", "where")
 
     def __init__(self, source: Any, where: str) -> None:
-        """Keep the source. `where` ("data.parquet, row 3: image 1") is the name in errors and files."""
+        """Keep the source. `where` ("data.parquet, row 3: image 1") names it in errors and files."""
         self.where = where
         self._source = source
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class RowImage:
         """Decode the image to RGB. Raises `UserError` with the location of the row.
 
         This takes milliseconds, so do not call it on the event loop. The episodes of a group share the result as long
-        as one of them holds it.
+        as one of them uses it.
         """
         with self._lock:
             image = self._loaded() if self._loaded is not None else None
@@ -60,7 +60,7 @@ class RowImage:
 
 
 def row_image(source: Any, where: str, folder: Path) -> RowImage:
-    """Return an image of a row, whose relative paths start at `folder`.
+    """Return an image of a row. Relative paths start at `folder`.
 
     `source` is a path, a `data:` URI, bytes, a `PIL.Image.Image`, or a mapping with `bytes`, `path` or `image`. Raises
     `UserError` for a missing file.
@@ -81,7 +81,7 @@ def row_image(source: Any, where: str, folder: Path) -> RowImage:
 
 
 def place_images(messages: Sequence[Message], images: Sequence[RowImage], where: str) -> list[Message]:
-    """Replace every `<image>` of a text and every empty image part by an image part with the next of `images`.
+    """Replace every `<image>` in text and every empty image part with an image part that has the next of `images`.
 
     Raises `UserError` if their numbers differ.
     """
@@ -115,7 +115,7 @@ def has_row_images(messages: Sequence[Message]) -> bool:
 
 
 def without_stored(value: Any, images: Sequence[RowImage], where: str, folder: Path) -> Any:
-    """Replace stored images in a column by `RowImage`s, and reuse those of `images` with the same source."""
+    """Replace stored images in a column with `RowImage`s, and reuse those of `images` with the same source."""
     if isinstance(value, Mapping):
         if set(value) == _STORED_KEYS and isinstance(value["bytes"], bytes):
             own = row_image(value, where, folder)

@@ -1,8 +1,8 @@
 """Check raw rows and convert them to the one form that environments, rewards and tools see.
 
 The prompt of a row is `messages` (a list of chat messages) or `prompt` (such a list, or a string that becomes one user
-message). Rewards and tools get all other columns. Rows of verl's datasets need no changes: `reward_model.ground_truth`
-also becomes `answer`, `extra_info.index` becomes the id, and the images of `images` replace `<image>` in the messages.
+message). Rewards and tools get all other columns. Rows of verl's datasets work unchanged: `reward_model.ground_truth`
+becomes `answer`, `extra_info.index` becomes the id, and the images of `images` replace `<image>` in the messages.
 `agentloop.envs.datasets.images.load_images` decodes them when an episode begins.
 """
 
@@ -24,8 +24,8 @@ def read_row(
 ) -> dict[str, Any]:
     """Return the row as a dict with `id` (str), `messages` and its own columns. Its images are `RowImage`s.
 
-    `where` ("data.jsonl, line 7") is for error messages. Paths of images start at `folder`. Without `needs_prompt` a
-    row may have no prompt, and then has no `messages`. Raises `UserError` for a malformed row.
+    `where` ("data.jsonl, line 7") is for error messages. Image paths start at `folder`. Without `needs_prompt` a row
+    may lack a prompt, and then has no `messages`. Raises `UserError` for a malformed row.
     """
     if is_dataclass(raw) and not isinstance(raw, type):
         raw = asdict(raw)
@@ -91,7 +91,7 @@ def _message(item: object, where: str, folder: Path) -> Message:
         raise UserError(f"{where} must have a string or a list of parts as 'content', got {shown(content)}.")
     if isinstance(content, list):
         content = [_part(part, f"{where}: part {number}", folder) for number, part in enumerate(content, 1)]
-    # Parquet adds the columns of any message to every message: the template must not see those that are null.
+    # Parquet adds the columns of any message to every message. Remove null ones, which templates must not see.
     message = {key: value for key, value in item.items() if value is not None}
     return {**message, "content": content}  # type: ignore[typeddict-item]
 
@@ -112,7 +112,7 @@ def _nested(row: Mapping[str, Any], column: str, key: str) -> Any:
 
 
 def _is_missing(value: object) -> bool:
-    """Return whether a value is null: None, or the NaN into which table libraries convert it."""
+    """Return whether a value is null: None, or NaN, to which table libraries convert it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 

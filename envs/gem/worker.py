@@ -1,6 +1,6 @@
 """Worker of GEM (`agentloop.envs.workers.script`): plays its environments without their wrappers.
 
-The wrappers repeat the history in each observation; here the model is told what is new.
+The wrappers repeat the history in each observation. Without them the model reads only what is new.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ RandomNumbers = runpy.run_path(str(Path(__file__).parents[1] / "workers" / "rand
 
 
 class Worker:
-    """Any number of environments at once, each with random numbers of its own."""
+    """Any number of concurrent environments, each with its own random state."""
 
     def __init__(self) -> None:
         self.games: dict[str, Game] = {}
 
     def rows(self, envs: Mapping[str, Mapping[str, Any]], size: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Yield `size` rows, of one environment after the other. Raises for environments that cannot be made."""
+        """Yield `size` rows that take the environments in turn. Raises for environments that cannot be created."""
         for name, options in envs.items():
             Game(name, options, 0)
         names = list(envs)
@@ -35,7 +35,7 @@ class Worker:
             yield {"id": f"{name}-{number}", "env": name, "seed": number, "options": dict(envs[name])}
 
     def start(self, episode: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin an episode, and return its first message."""
+        """Begin an episode. Return its first message."""
         game = Game(arguments["env"], arguments.get("options") or {}, arguments["seed"])
         self.games[episode] = game
         return game.reset(arguments["seed"])
@@ -50,7 +50,7 @@ class Worker:
 
 
 class Game:
-    """An environment of the package, which draws from the random numbers of the process: each has its own."""
+    """An environment of the package. It draws from the random numbers of the process, so each has its own state."""
 
     def __init__(self, name: str, options: Mapping[str, Any], seed: int) -> None:
         if name not in ENV_REGISTRY:
@@ -72,7 +72,7 @@ class Game:
         return {"messages": shown(text, info)}
 
     def step(self, text: str) -> dict[str, Any]:
-        """Return what a turn of the model leads to."""
+        """Return the observation, the reward and the end that follow a turn of the model."""
         with self.numbers.used():
             observation, reward, terminated, truncated, info = self.env.step(text)
         answer = {
@@ -85,14 +85,14 @@ class Game:
 
 @functools.cache
 def open_data_sets_once(module: str) -> None:
-    """Let the environments of a module share the data sets that they open: there is one for each episode."""
+    """Let the environments of a module, one for each episode, share the datasets that they open."""
     imported: Any = importlib.import_module(module)
     if hasattr(imported, "load_dataset"):
         imported.load_dataset = functools.lru_cache(maxsize=32)(imported.load_dataset)
 
 
 def shown(text: str, info: Mapping[str, Any]) -> str:
-    """Return an observation with what the environment puts before and after it."""
+    """Return an observation with the text that the environment adds before and after it."""
     after = info.get("suffix", "")
     between = "\n" if text and after and not text.endswith("\n") else ""
     return f"{info.get('prefix', '')}{text}{between}{after}"

@@ -1,1 +1,1 @@
-"""Adapter that makes gymnasium environments environments of agentloop. `GymnasiumEnv` is the entry point."""
+"""Adapter for gymnasium environments. `GymnasiumEnv` is the entry point."""

@@ -1,4 +1,4 @@
-"""`Blueprint`: what all episodes of one gymnasium environment share: its constructor, spaces and tool `act`."""
+"""`Blueprint`: the constructor, spaces and tool `act` that all episodes of one gymnasium environment share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentloop.errors import UserError, nearest
 from agentloop.registry.named_objects import load_object
 
 _REGISTERED = re.compile(r"^(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+$")
-"""[module:][namespace/]Name-v0. Any other id with a colon is the location of a class or function."""
+"""Pattern of ids: [module:][namespace/]Name-v0. Any other id with a colon is the location of a class or function."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,12 +1,12 @@
-"""`GymnasiumEnv`: makes any gymnasium.Env an environment of agentloop.
+"""`GymnasiumEnv`: plays any gymnasium.Env as an environment of agentloop.
 
     env:
       factory: gymnasium
       options: {id: FrozenLake-v1, options: {map_name: 4x4, render_mode: ansi},
                 action_names: [left, down, right, up]}
 
-It runs in threads. The model sees text or images and answers with calls of `act(...)` or text. Rewards are those of the
-moves. `terminated` becomes COMPLETED, and `truncated` (a time limit) becomes ENV_TRUNCATED.
+It runs in threads. The model sees text or images and answers with calls of `act(...)` or text. Each move has a reward.
+`terminated` becomes COMPLETED, and `truncated` (a time limit) becomes ENV_TRUNCATED.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ class GymnasiumEnv(ActingEnv):
         id: Id in gymnasium's registry, "module:Name-v0", or a class: 'file.py:Class', 'package.module:Class'.
         options: Arguments of `gymnasium.make`, such as `render_mode`.
         actions: "tool" for calls of `act(...)`, "text" for turns of plain text.
-        show: What the model sees. Default: the rendering if there is a `render_mode`, else the observation.
+        show: "observation", "render" or both: the parts that the model sees. Default: the rendering if there is a
+            `render_mode`, else the observation.
         action_names: Words for the actions of a Discrete space.
         observation_names: Words for the elements of an observation, or for the values of a Discrete one.
         action_pattern: Regular expression. Its last match in a turn of text (its first group) is the action.
-        read_action: 'file.py:function' that turns the text of a turn into the action. A ValueError is feedback.
+        read_action: 'file.py:function' that converts the text of a turn to the action. The model reads a ValueError.
         observe: 'file.py:function', called as (observation, info, env), that returns the content of a message.
         step_timeout: Maximum seconds of one call of the environment. After that the episode fails.
     """
@@ -111,7 +112,7 @@ class GymnasiumEnv(ActingEnv):
             except ValueError as error:
                 raise ArgumentError(str(error)) from error
             if not space.contains(action):
-                raise ArgumentError(f"This is no action of {space}: {action!r}")
+                raise ArgumentError(f"This is not an action of {space}: {action!r}")
             return {"action": action} if not self._is_dict else dict(action)
         value = action_in(text, space, self._action_names, self._pattern)
         return self._blueprint.arguments.validate(value if self._is_dict else {"action": value})

@@ -17,12 +17,12 @@ _THREADS = ThreadPoolExecutor(max_workers=64, thread_name_prefix="agentloop-gymn
 class Game:
     """Owner of the environment that `make` creates.
 
-    After a call that timed out the environment is lost: a thread cannot be stopped, and its state is unknown.
+    If a call times out, the environment is lost, because a thread cannot be stopped and the state is unknown.
     """
 
     def __init__(self, make: Callable[[], Any], *, timeout: float) -> None:
         self.env: Any = None
-        """None until `start`."""
+        """The environment; None until `start`."""
         self._make = make
         self._timeout = timeout
         self._lock = asyncio.Lock()
@@ -47,7 +47,7 @@ class Game:
             return future.result()
 
     async def close(self) -> None:
-        """Close the environment, after its running call if there is one."""
+        """Close the environment, after its running call if any."""
         if self._running is not None:
             self._running.add_done_callback(lambda _: self._close())
         elif self.env is not None:
@@ -62,6 +62,6 @@ class Game:
 
 
 def _forget(future: asyncio.Future[Any]) -> None:
-    """Drop the outcome of a call that timed out."""
+    """Drop the result of a call that timed out."""
     if not future.cancelled():
         future.exception()

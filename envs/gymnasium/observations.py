@@ -31,7 +31,7 @@ _CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 def shown(space: spaces.Space, observation: Any, names: Sequence[str] = ()) -> Parts:
     """Return the parts of an observation.
 
-    `names` are those of the elements of an array or tuple, or of the values of a Discrete space.
+    `names` belong to the elements of an array or tuple, or to the values of a Discrete space.
     """
     if isinstance(space, spaces.Text):
         return [_text(str(observation))]
@@ -52,7 +52,7 @@ def shown(space: spaces.Space, observation: Any, names: Sequence[str] = ()) -> P
 
 
 def rendered(frame: Any) -> Parts:
-    """Return the parts of a rendering: a string, an array of pixels, or the last of a list of them."""
+    """Return the parts of a rendering: a string, an array of pixels, or the last element of a list of them."""
     if isinstance(frame, list) and frame:
         frame = frame[-1]
     if isinstance(frame, np.ndarray):
@@ -61,7 +61,7 @@ def rendered(frame: Any) -> Parts:
 
 
 def uncoloured(text: str) -> str:
-    """Replace terminal colours by text: [x] for a highlight, <blue>x</blue> for a colour."""
+    """Replace terminal colours with text: [x] for a highlight, <blue>x</blue> for a colour."""
 
     def mark(match: re.Match[str]) -> str:
         codes = [int(code) for code in match[1].split(";") if 0 < len(code) <= _CODE_DIGITS]
@@ -70,20 +70,20 @@ def uncoloured(text: str) -> str:
         colour = next((_COLOURS[code % 10] for code in codes if 30 <= code <= 37 or 90 <= code <= 97), None)
         return f"<{colour}>{match[2]}</{colour}>" if colour else match[2]
 
-    # After the last reset nothing ends a colour, and the pattern would look for an end from each beginning.
+    # Stop at the last reset, because after it the pattern would search for an end from each beginning.
     end = max((text.rfind(reset) + len(reset) for reset in _RESETS if reset in text), default=0)
     return _CONTROL.sub("", _COLOURED.sub(mark, text[:end]) + text[end:])
 
 
 def content_of(parts: Parts) -> Content:
-    """Return a string if there are no images, else the parts."""
+    """Return a string if there are no images, else the list of parts."""
     if any(part["type"] == "image" for part in parts):
         return [part for part in parts if part["type"] == "image" or part["text"]]
     return "\n".join(part["text"] for part in parts if part["type"] == "text")
 
 
 def is_image(space: spaces.Space) -> bool:
-    """Return whether a space holds images: bytes from 0 to 255, [H, W] or [H, W, 1, 3 or 4]."""
+    """Return whether a space contains images: bytes from 0 to 255, [H, W] or [H, W, 1, 3 or 4]."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
     is_shaped = len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[2] in (1, 3, 4))
@@ -91,7 +91,7 @@ def is_image(space: spaces.Space) -> bool:
 
 
 def image_part(pixels: np.ndarray) -> ImagePart:
-    """Return an image part of an array of pixels."""
+    """Return an image part with an array of pixels."""
     from PIL import Image
 
     array = np.asarray(pixels, dtype=np.uint8)

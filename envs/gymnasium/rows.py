@@ -19,7 +19,7 @@ def seeds(
           eval: agentloop.envs.gymnasium.rows:seeds
           eval_options: {prompt: "Get to the goal.", num_rows: 100, first_seed: 1000000}
 
-    `prompt` is the user message before the first observation, `system` the message before both. All rows get `columns`.
+    `prompt` is the user message before the first observation, `system` the system message. All rows get `columns`.
     Raises `UserError`.
     """
     if num_rows < 1 or first_seed < 0:

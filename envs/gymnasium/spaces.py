@@ -25,7 +25,7 @@ _MAX_SHOWN = 80
 class ActionArguments:
     """Arguments of the tool `act`: the keys of a Dict space, else one argument, `action`.
 
-    `names` are those of the actions of a Discrete space. Raises `UserError` for spaces that have no JSON form.
+    `names` are words for the actions of a Discrete space. Raises `UserError` for spaces that have no JSON form.
     """
 
     def __init__(self, space: spaces.Space, names: Sequence[str] = ()) -> None:
@@ -179,7 +179,7 @@ def _box_number(space: spaces.Box, value: Any, index: tuple[int, ...], where: st
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number, which may be a string, else None."""
+    """Convert a number or a string to a finite number. Return None if that is not possible."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -197,7 +197,7 @@ def _text(space: spaces.Text, value: Any, where: str) -> str:
             f"{where}: must have {space.min_length} to {space.max_length} characters, got {len(value)}."
         )
     if bad := sorted(set(value) - set(space.character_set)):
-        raise ArgumentError(f"{where}: cannot have {_shown(''.join(bad))} in it, only {_shown(space.characters)}.")
+        raise ArgumentError(f"{where}: must not contain {_shown(''.join(bad))}, only {_shown(space.characters)}.")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Find the action in a turn of plain text: the last part of it that can be one.
+"""Find the action in a turn of plain text: its last part that can be an action.
 
 Text        the text                         Discrete with names    the last of the names
 Discrete    the last integer                 any other              the last JSON value
@@ -21,14 +21,14 @@ _NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _OPENING = re.compile(r'\{(?=\s*["}])|\[(?=\s*["\]\[{\d\-tfnNI])')
 """The beginning of an object or an array, up to the first character of its content."""
 _MAX_OPENINGS = 1000
-"""Attempts to read JSON in a text: each that fails costs an error, which counts the lines before it."""
+"""Maximum attempts to parse JSON in a text. Each failure costs an error, which counts all lines before it."""
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 """A string or a bracket of JSON."""
 _DECODER = json.JSONDecoder()
 
 
 def action_in(text: str, space: spaces.Space, names: Sequence[str], pattern: re.Pattern[str] | None) -> Any:
-    """Return the value of the action, which is not checked against the space yet.
+    """Return the value of the action, not yet checked against the space.
 
     With a `pattern`, only its last match counts, or the first group of that match. Raises `ArgumentError` if the text
     has no action.
@@ -64,14 +64,14 @@ def _last_name(text: str, names: Sequence[str]) -> str:
     longest_first = sorted(names, key=len, reverse=True)  # "up left" must match before "up"
     found = re.findall(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", text, re.IGNORECASE)
     if not found:
-        raise ArgumentError(f"There is no action in this: say one of {', '.join(names)}.")
+        raise ArgumentError(f"There is no action in this: answer with one of {', '.join(names)}.")
     return found[-1]
 
 
 def _last(pattern: re.Pattern[str], text: str, what: str) -> str:
     found = pattern.findall(text)
     if not found:
-        raise ArgumentError(f"There is no action in this: say {what}.")
+        raise ArgumentError(f"There is no action in this: answer with {what}.")
     return found[-1]
 
 
@@ -81,19 +81,21 @@ def _last_json(text: str) -> Any:
         if (opening := _OPENING.search(text, position)) is None:
             break
         if attempt == _MAX_OPENINGS:
-            raise ArgumentError(f"More than {_MAX_OPENINGS} brackets in this may begin JSON: say the action alone.")
+            raise ArgumentError(
+                f"More than {_MAX_OPENINGS} brackets in this may begin JSON: answer with the action only."
+            )
         start = opening.start()
         try:
             _, position = _DECODER.raw_decode(text, start)
             found = slice(start, position)
         except json.JSONDecodeError as error:
-            # All values that are still open there would fail there too: trying each would take quadratic time.
+            # All values that are still open there would also fail, and trying each would take quadratic time.
             found = _last_closed(text, start, error.pos) or found
             position = max(error.pos, start + 1)
         except (ValueError, RecursionError) as error:
             raise ArgumentError(f"The JSON in this cannot be read: {error}.") from error
     if found is None:
-        raise ArgumentError("There is no action in this: say it as JSON, an array or an object.")
+        raise ArgumentError("There is no action in this: write it as JSON, an array or an object.")
     return json.loads(text[found])
 
 

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from agentloop.envs.agent.command import variables_of
 from agentloop.envs.agent.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
-from agentloop.envs.agent.harnesses.running import asking_version, check_version, harness_named, write_files
+from agentloop.envs.agent.harnesses.running import check_version, harness_named, version_command, write_files
 from agentloop.envs.agent.program import AgentProgram, SampledBy
 from agentloop.envs.harbor.attempt import Attempt, BoxOptions, EarlyAttempt
 from agentloop.envs.harbor.env import check_row
@@ -182,8 +182,8 @@ async def _program_of(harness: Harness, program: str | None, box: Box, user: str
             f"the image has no program {name!r} for the harness {harness.name}: install it there ({harness.install}), "
             "or bring it with `uploads` and `program` in env.options"
         )
-    told = await box.exec(asking_version(harness, found), user=user, timeout=60)
-    check_version(harness, found, told.stdout)
+    output = (await box.exec(version_command(harness, found), user=user, timeout=60)).stdout
+    check_version(harness, found, output)
     return found
 
 

@@ -1,1 +1,1 @@
-"""Servers of NeMo Gym: tool servers and gymnasium servers, running anywhere or in an interpreter of their own."""
+"""Servers of NeMo Gym: tool servers and gymnasium servers, which run anywhere or in their own interpreter."""

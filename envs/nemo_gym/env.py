@@ -6,7 +6,7 @@ data:
 env: {factory: nemo_gym}
 
 The items are requests of OpenAI's Responses API, and the servers judge its responses. So the episode is an agent
-program: it calls the model through the gateway, and does what the agents of the package do.
+program: it calls the model through the gateway, and otherwise acts like the package's agents.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class NemoGym(AgentProgram):
     ) -> None:
         """Prepare an item of a row of `tasks`. Raises `UserError` for other rows.
 
-        The model has at most `max_steps` turns, after which the episode is judged. An answer of the server that takes
-        longer than `step_timeout` seconds fails. At most `processes` servers of a name run in each rollout worker.
-        `sampling` says whose temperature and top_p hold: the run's ("run") or those of the item ("client").
+        The episode is judged after at most `max_steps` model turns. It fails if an answer of the server takes longer
+        than `step_timeout` seconds. At most `processes` processes for each server run in each rollout worker.
+        `sampling` selects temperature and top_p: those of the run ("run") or of the item ("client").
         """
         super().__init__(row, toolset=toolset, reward=reward, agent=self._play, sampling=sampling)
         if "environment" not in row or "item" not in row:
             raise UserError(
-                f"The row {row.get('id')!r} is no item of NeMo Gym: use the rows of agentloop.envs.nemo_gym.env:tasks."
+                f"The row {row.get('id')!r} is not an item of NeMo Gym: use those of agentloop.envs.nemo_gym.env:tasks."
             )
         if max_steps is not None and max_steps < 1:
             raise UserError(f"`max_steps` of nemo_gym must be at least 1, got {max_steps}.")
@@ -75,7 +75,7 @@ class NemoGym(AgentProgram):
         self._rewards: list[float] = []
         self._response: dict[str, Any] = {}
         self._items: list[dict[str, Any]] = []
-        """All items after the prompt."""
+        """All items that follow the prompt."""
 
     async def _play(self, task: Mapping[str, Any], endpoint: Endpoint) -> None:
         self._server = Session(await self._address(), seconds=self._seconds)
@@ -102,7 +102,7 @@ class NemoGym(AgentProgram):
         seeded = await server.ask("/seed_session", self.task["item"])
         tools = {tool.get("name") for tool in self.task["item"]["responses_create_params"].get("tools") or ()}
         if seeded.get("mcp") and not tools:
-            raise UserError(f"The server {server.url} offers its tools over MCP only, which nemo_gym does not play.")
+            raise UserError(f"The server {server.url} offers its tools only over MCP, which nemo_gym does not support.")
         while not self._is_last_done():
             output = await self._turn(model)
             calls = [item for item in output if item["type"] == "function_call"]
@@ -134,7 +134,7 @@ class NemoGym(AgentProgram):
         return self._max_steps is not None and self._num_turns > self._max_steps
 
     async def _turn(self, model: Session, before: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-        """Let the model answer; return its items."""
+        """Let the model answer. Return its items."""
         request = self.task["item"]["responses_create_params"]
         given = request["input"]
         prompt = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -153,7 +153,7 @@ class NemoGym(AgentProgram):
         return await server.text(f"/{call['name']}", arguments)
 
     async def score(self, trajectory: Trajectory) -> float:
-        """Return the reward of the server: that of `/verify`, or the sum of those of `/step`.
+        """Return the reward of the server: from `/verify`, or the sum of the rewards of `/step`.
 
         Raises `EnvError` if the server fails, and `LookupError` if there is no reward.
         """
@@ -195,14 +195,16 @@ def tasks(
 ) -> Iterator[dict[str, Any]]:
     """Yield the items of a file of JSON lines as rows, the first `size` of them. Raises `UserError`.
 
-    Their server runs at `url`, or is started by its name, `server`, with the fields of `config`; then `file` may also
-    be the name of one in the server's folder `data`, by default example.jsonl. The package runs in `python`, by
-    default that of `agentloop envs install nemo_gym`.
+    Their server runs at `url`, or is started by its name `server` with the fields of `config`. With `server`, `file`
+    may also be the name of a file in the server's folder `data`; the default is example.jsonl. The package runs in
+    `python`, by default the interpreter of `agentloop envs install nemo_gym`.
     """
     if (server is None) == (url is None):
-        raise UserError("Say which server judges the items: set one of `server` (a name) and `url` in train_options.")
+        raise UserError("No server judges the items: set either `server` (a name) or `url` in train_options.")
     if url is not None and (file is None or config is not None):
-        raise UserError("With `url`, the nemo_gym tasks need `file`, and the server has its own config already.")
+        raise UserError(
+            "With `url`, set `file` of the nemo_gym tasks and no `config`, because the server already has its own."
+        )
     if size is not None and size < 1:
         raise UserError(f"`size` of the nemo_gym tasks must be at least 1, got {size}.")
     environment: dict[str, Any] = {"url": url}
@@ -226,16 +228,16 @@ def program(server: str, config: Mapping[str, Any], python: str | None) -> Progr
 
 def _items_of(file: Path, size: int | None) -> Iterator[dict[str, Any]]:
     if not file.name.endswith(JSONL_SUFFIXES) or not file.is_file():
-        raise UserError(f"The items of NeMo Gym are files of JSON lines, and {file} is none: correct `file`.")
+        raise UserError(f"The items of NeMo Gym are in files of JSON lines, but {file} is not one: correct `file`.")
     for where, item in islice(file_rows(file), size):
         if not isinstance(item, dict):
-            raise UserError(f"{where} is no item of NeMo Gym: each line must be a JSON object.")
+            raise UserError(f"{where} is not an item of NeMo Gym: each line must be a JSON object.")
         yield item
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, bool | int | float) or not math.isfinite(value):
-        raise EnvError(f"the server gave the reward {value!r}, which is no finite number")
+        raise EnvError(f"the server gave the reward {value!r}, which is not a finite number")
     return float(value)
 
 

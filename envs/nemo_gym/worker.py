@@ -26,7 +26,7 @@ class Worker:
 
     def __init__(self, server: str, config: Mapping[str, Any]) -> None:
         self.folder = folder_of(server)
-        os.chdir(self.folder)  # where the package starts it, as a script
+        os.chdir(self.folder)  # the package starts it in this folder, as a script
         sys.path.insert(0, str(self.folder))
         kind = server_class(importlib.import_module(f"resources_servers.{server}.app"))
         fields = {**fields_of(self.folder, server), **config}
@@ -34,7 +34,7 @@ class Worker:
         made = needed(**{"host": "127.0.0.1", "port": 0, "entrypoint": "app.py", "name": server, **fields})
         made_server = kind(config=made, server_client=Alone.model_construct())
         self.app = made_server.setup_webserver()
-        made_server.setup_exception_middleware(self.app)  # answers say what went wrong
+        made_server.setup_exception_middleware(self.app)  # answers then describe errors
         self.serving: asyncio.Task[None] | None = None
         self.address = ""
         self.is_up = asyncio.Lock()
@@ -49,7 +49,7 @@ class Worker:
             yield from map(json.loads, itertools.islice(lines, size))
 
     async def start(self, episode: str, arguments: Mapping[str, Any]) -> str:
-        """Return the address of the server, which runs from the first episode on."""
+        """Return the address of the server. The first episode starts it."""
         async with self.is_up:
             if self.serving is None:
                 listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
@@ -64,10 +64,10 @@ class Worker:
 
 
 class Alone(ServerClient):
-    """Client of a server that has no others beside it."""
+    """Client for a server that runs without other servers."""
 
     async def request(self, server_name: str, *_: Any, **__: Any) -> Any:
-        """Raise an error: the server wants to call a model, or another server."""
+        """Raise an error, because the server calls a model or another server."""
         raise RuntimeError(f"it calls the server {server_name}: start it with the commands of NeMo Gym, and set url")
 
 
@@ -84,7 +84,7 @@ def folder_of(server: str) -> Path:
 
 
 def server_class(package: Any) -> Any:
-    """Return the server that a module defines: the one on which no other of it builds."""
+    """Return the server class that a module defines: the one without subclasses in it."""
     found = [
         each
         for each in vars(package).values()
@@ -97,7 +97,7 @@ def server_class(package: Any) -> Any:
 
 
 def fields_of(folder: Path, server: str) -> dict[str, Any]:
-    """Return the fields of a server in the configuration that the package has for it."""
+    """Return the fields of a server in the package's configuration."""
     file = folder / "configs" / f"{server}.yaml"
     if not file.is_file():
         return {}

@@ -1,1 +1,1 @@
-"""Adapter that makes sessions with OpenEnv servers environments of agentloop. `OpenEnv` is the entry point."""
+"""Adapter for OpenEnv servers. `OpenEnv` is the entry point."""

@@ -40,10 +40,10 @@ class Reply:
 
 
 class Connection:
-    """Session, for which the server creates an environment. All failures raise `EnvError`."""
+    """Session for which the server creates an environment. All failures raise `EnvError`."""
 
     def __init__(self, url: str, *, timeout: float) -> None:
-        """Prepare a session with the websocket at `url`. `timeout` is the seconds of one answer."""
+        """Prepare a session with the websocket at `url`. `timeout` is the maximum seconds of one answer."""
         self._url = url
         self._timeout = timeout
         self._socket: ClientConnection | None = None
@@ -85,10 +85,10 @@ class Connection:
         socket, self._socket = (
             self._socket,
             None,
-        )  # unusable until the answer arrives: a late one would answer the next request
+        )  # unusable until the answer arrives, because a late answer would count for the next request
         try:
             async with asyncio.timeout(self._timeout):
-                with suppress(ConnectionClosed):  # the answer, sent before the close, has the reason
+                with suppress(ConnectionClosed):  # an answer before the close has the reason
                     await socket.send(json.dumps({"type": kind, "data": dict(data)}))
                 frame = await socket.recv()
         except TimeoutError as error:

@@ -1,12 +1,12 @@
-"""`OpenEnv`: makes a session with an OpenEnv server an environment of agentloop.
+"""`OpenEnv`: plays a session with an OpenEnv server as an environment of agentloop.
 
     env:
       factory: openenv
       options: {url: "http://127.0.0.1:8000"}
 
-The model calls `act(...)` with the fields of the server's actions, or its text is one of the fields. If the actions are
-tool calls, the model calls these tools, and a turn without a call is its answer. `done` becomes COMPLETED, because the
-protocol has no truncation. A reward of None means no reward, which is not 0.
+The model calls `act(...)` with the fields of the server's actions, or its text becomes one of the fields. If actions
+are tool calls, the model calls these tools, and a turn without a call is its answer. `done` becomes COMPLETED, because
+the protocol has no truncation. A reward of None means that the move is not scored; it does not count as 0.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class OpenEnv(ActingEnv):
-    """Episode in a session of its own. Rows may have `seed` and `reset_options`, which `reset` gets.
+    """Episode in its own session. Rows may have `seed` and `reset_options`, which are passed to `reset`.
 
     Args:
         url: Address of the server: http://host:port.
         actions: "tool" for calls of `act(...)` or of the environment's tools, "text" for turns of plain text.
         text_field: Field of an action that gets the text of a turn. Default: the only required field.
-        observation_field: Field of an observation that the model sees. Default: all but `metadata`.
-        step_timeout: Seconds in which the server must answer. After that the episode fails.
+        observation_field: Field of an observation that the model sees. Default: all except `metadata`.
+        step_timeout: Seconds within which the server must answer. After that the episode fails.
     """
 
     def __init__(

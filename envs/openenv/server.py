@@ -27,16 +27,16 @@ _CACHE: dict[str, Server] = {}
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """Properties that all episodes on one server share."""
+    """Properties of a server, which all its episodes share."""
 
     websocket: str
-    """URL of its sessions."""
+    """URL of the websocket for sessions."""
     arguments: SchemaArguments
     """Arguments of an action."""
     acts: tuple[Act, ...]
     """Tools that the model may call."""
     has_tools: bool
-    """Whether its actions are tool calls."""
+    """Whether the server's actions are tool calls."""
 
 
 class ToolAct(Act):
@@ -89,7 +89,7 @@ def _takes_calls(schema: Mapping[str, Any]) -> bool:
 
 
 def _tools(websocket: str) -> tuple[Act, ...]:
-    """List the tools of the environment in a session of its own."""
+    """List the tools of the environment in a separate session."""
     from websockets.exceptions import WebSocketException
     from websockets.sync.client import connect
 

@@ -52,13 +52,13 @@ class OpenReward(ActingEnv):
     ) -> None:
         """Prepare the task of a row of `tasks`. Raises `UserError` for other rows.
 
-        `outcome` says what the rewards of the calls mean together: their "sum", or the "last" of them. `secrets` are
-        given to the environment. An answer of the server that takes longer than `step_timeout` seconds fails.
+        The reward of the episode is the "sum" or the "last" of the rewards of its calls (`outcome`). `secrets` are sent
+        to the environment. The episode fails if an answer of the server takes longer than `step_timeout` seconds.
         """
         super().__init__(row, toolset=toolset, reward=reward, max_invalid_actions=max_invalid_actions)
         if "environment" not in row or "task_spec" not in row:
             raise UserError(
-                f"The row {row.get('id')!r} is no task of a server: use the rows of agentloop.envs.ors.env:tasks."
+                f"The row {row.get('id')!r} is not a task of a server: use the rows of agentloop.envs.ors.env:tasks."
             )
         if outcome not in get_args(Outcome):
             raise UserError(f"`outcome` of ors is 'sum' or 'last', not {outcome!r}.")
@@ -84,15 +84,15 @@ class OpenReward(ActingEnv):
         return Move(as_content(output.blocks), reward, terminated=output.finished)
 
     def read(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError  # its moves are calls
+        raise NotImplementedError  # every move is a call
 
     async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
         return Observation(), 0.0, True, False
 
     async def score(self, trajectory: Trajectory) -> float:
-        """Return the reward of `env.reward`, plus the last one of the calls if that is the outcome.
+        """Return the reward of `env.reward`, plus the last reward of the calls if that is the outcome.
 
-        Raises `LookupError` if neither exists: a call without a reward is not one with the reward 0.
+        Raises `LookupError` if neither exists, because a missing reward does not count as 0.
         """
         if self.reward_function is None and not self._is_scored:
             raise LookupError("no call of the episode was rewarded: set env.reward, or check why it ended early")
@@ -117,16 +117,16 @@ class Call(Act):
 
 @lru_cache(maxsize=256)
 def _acts(tools: str) -> tuple[Call, ...]:
-    """Return the tools of a listing: the same objects for the same listing."""
+    """Return the tools of a listing. Equal listings give the same objects."""
     return tuple(map(Call, json.loads(tools)))
 
 
 def tasks(
     url: str, *, environment: str | None = None, split: str = "train", first: int = 0, size: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the tasks of a split as rows, `size` of them from the number `first` on. Raises `UserError`.
+    """Yield `size` tasks of a split as rows, from number `first` on. Raises `UserError`.
 
-    `environment` is needed if the server has several.
+    `environment` is required if the server has several.
     """
     url = url.rstrip("/")
     if first < 0 or (size is not None and size < 1):
@@ -166,6 +166,6 @@ def _asked(client: httpx.Client, method: str, path: str, body: Mapping[str, Any]
         return response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise UserError(
-            f"The server {client.base_url} did not answer {path} as the Open Reward Standard says: {error}. Start it, "
-            "and check the address."
+            f"The server {client.base_url} did not answer {path} according to the Open Reward Standard: {error}. "
+            "Start it, and check the address."
         ) from error

@@ -6,7 +6,7 @@
     POST /{env}/call {name, input}                       -> events: task_id, chunk..., end, or error
     POST /delete
 
-This module does not use the package ors-sdk: the routes are the standard, its Python API is not.
+This module does not use the package ors-sdk, because only the routes are standardized, not its Python API.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentloop.envs.servers import answering, client_of, json_of, refused
 from agentloop.errors import EnvError
 
 _PING_SECONDS = 240.0
-"""A server forgets sessions that are silent for 15 minutes."""
+"""Seconds between two signs of life. A server ends sessions that are silent for 15 minutes."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,7 +35,7 @@ class Output:
 
     blocks: list[dict[str, Any]]
     reward: float | None
-    """None: the call is not scored, which is not 0."""
+    """Reward of the call; None means that the call is not scored."""
     finished: bool
 
 
@@ -44,7 +44,7 @@ class Refused(Exception):
 
 
 class Session:
-    """Session, for which the server makes an environment. All failures raise `EnvError`."""
+    """Session for which the server creates an environment. All failures raise `EnvError`."""
 
     def __init__(self, url: str, environment: str, *, seconds: float) -> None:
         """Prepare a session. An answer may take `seconds`."""
@@ -56,11 +56,11 @@ class Session:
         self._pinging: asyncio.Task[None] | None = None
 
     async def create(self, task: Mapping[str, Any], secrets: Mapping[str, str] | None = None) -> None:
-        """Make the environment of a task."""
+        """Create the environment of a task."""
         events = await self._events("/create_session", {})
         sid = next((data for event, data in events if event == "task_id"), "")
         if not sid:
-            raise EnvError(f"the server {self._url} began no session: it sent no task_id")
+            raise EnvError(f"the server {self._url} did not begin a session: it sent no task_id")
         self._client.headers["X-Session-ID"] = sid
         body: dict[str, Any] = {"env_name": self._environment, "task_spec": dict(task)}
         json_of(await self._request("POST", "/create", body | ({"secrets": dict(secrets)} if secrets else {})))
@@ -84,7 +84,7 @@ class Session:
         if said := [data for event, data in events if event == "error"]:
             raise EnvError(f"the tool {name} of {self._environment} failed: {said[0]}")
         if not events or events[-1][0] != "end":
-            raise EnvError(f"the server {self._url} broke off its answer to the call of {name}")
+            raise EnvError(f"the server {self._url} did not finish its answer to the call of {name}")
         return read_output("".join(data for event, data in events if event in ("chunk", "end")))
 
     async def close(self) -> None:
@@ -92,14 +92,16 @@ class Session:
         try:
             if self._pinging is not None:
                 self._pinging.cancel()
-                with suppress(EnvError):  # a server that is gone has nothing to delete, and others forget it in time
+                with suppress(
+                    EnvError
+                ):  # a server that has ended has nothing to delete, and others end the session in time
                     await self._request("POST", "/delete")
         finally:
             await self._client.aclose()
 
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         with answering(self._url, path):
-            async with asyncio.timeout(self._seconds):  # a stream may be alive without an end
+            async with asyncio.timeout(self._seconds):  # a stream may send events without ever ending
                 return await self._client.request(method, path, json=body)
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -111,12 +113,12 @@ class Session:
     async def _ping(self) -> None:
         while True:
             await asyncio.sleep(_PING_SECONDS)
-            with suppress(EnvError):  # the next call tells
+            with suppress(EnvError):  # the next call reports the failure
                 await self._request("POST", "/ping")
 
 
 def read_events(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (event, data) of a whole stream of server-sent events."""
+    """Yield (event, data) of a stream of server-sent events until its end."""
     event, data = "message", list[str]()
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         name, _, value = line.partition(":")
@@ -141,13 +143,13 @@ def read_output(text: str) -> Output:
         reward, finished = output.get("reward"), output.get("finished", False)
         blocks = _blocks(output["blocks"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EnvError(f"the server answered a call with {text[:200]!r}, which is no result") from error
+        raise EnvError(f"the server answered a call with {text[:200]!r}, which is not a result") from error
     if reward is not None and (not isinstance(reward, bool | int | float) or not math.isfinite(reward)):
-        raise EnvError(f"the server gave the reward {reward!r}, which is no finite number")
+        raise EnvError(f"the server gave the reward {reward!r}, which is not a finite number")
     return Output(blocks, None if reward is None else float(reward), finished is True)
 
 
 def _blocks(found: Any) -> list[dict[str, Any]]:
     if not isinstance(found, list) or not all(isinstance(block, dict) for block in found):
-        raise EnvError(f"the server gave the blocks {found!r:.200}, which are no list of objects")
+        raise EnvError(f"the server gave the blocks {found!r:.200}, which are not a list of objects")
     return found

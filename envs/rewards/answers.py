@@ -21,13 +21,13 @@ _BOX_CHARS = 100
 
 @inline
 def none(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
-    """Return 0 for every episode: the model learns from something else than rewards, such as a teacher."""
+    """Return 0 for every episode, for runs that learn only from something else, such as a teacher."""
     return 0.0
 
 
 @inline
 def exact(trajectory: Trajectory, task: Mapping[str, Any], *, tag: str | None = None) -> float:
-    """Return 1.0 if the final text, or the content of its last `<tag>`, is the answer, apart from outer white space."""
+    """Return 1.0 if the final text, or the content of its last `<tag>`, is the answer, ignoring outer white space."""
     found = [trajectory.final_text] if tag is None else inside(trajectory.final_text, tag)
     return float(bool(found) and found[-1].strip() == str(answer_of(task)).strip())
 
@@ -41,7 +41,7 @@ def contains(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
 
 @inline
 def last_number(trajectory: Trajectory, task: Mapping[str, Any], *, tolerance: float = 1e-6) -> float:
-    """Return 1.0 if the last number of the final text equals the answer, to a relative `tolerance`."""
+    """Return 1.0 if the last number in the final text equals the answer within a relative `tolerance`."""
     wanted = _last_number(str(answer_of(task)))
     if wanted is None:
         raise ValueError(f"the row's answer {task['answer']!r} has no number")
@@ -53,7 +53,7 @@ def last_number(trajectory: Trajectory, task: Mapping[str, Any], *, tolerance: f
 def exact_match(trajectory: Trajectory, task: Mapping[str, Any], *, tag: str | None = None) -> float:
     """Return 1.0 if the final text, or the content of its last `<tag>`, matches one of the answers.
 
-    Case, punctuation, articles and white space do not count: the exact match of SQuAD (arXiv 1606.05250). `answer` is a
+    Case, punctuation, articles and white space are ignored, as in SQuAD's exact match (arXiv 1606.05250). `answer` is a
     string, a list of strings, or Search-R1's `{"target": [...]}`.
     """
     if tag is None:
@@ -77,7 +77,7 @@ def search_r1(trajectory: Trajectory, task: Mapping[str, Any], *, format_reward:
 def strict_box(trajectory: Trajectory, task: Mapping[str, Any]) -> float:
     r"""Return 1.0 if the last `\boxed{...}` in the last 100 characters of the final text equals the answer exactly.
 
-    This is `math_dapo` of verl with `strict_box_verify`.
+    This is verl's `math_dapo` with `strict_box_verify`.
     """
     return float(last_boxed(trajectory.final_text[-_BOX_CHARS:]) == str(answer_of(task)))
 

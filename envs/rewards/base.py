@@ -29,7 +29,7 @@ class Reward(ABC):
         run_in_threads(cls, ("start", "shutdown", "__call__"), REWARDS)
 
     async def start(self) -> None:  # noqa: B027 - most rewards prepare nothing
-        """Prepare, before any episode. A second call does nothing. Raises `UserError` if it cannot work here."""
+        """Prepare before any episode. A second call does nothing. Raises `UserError` if the reward cannot work here."""
 
     async def shutdown(self) -> None:  # noqa: B027
         """Release the resources. Runs even if `start` did not."""
@@ -38,13 +38,13 @@ class Reward(ABC):
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
         """Return the reward of a trajectory.
 
-        Any error leaves the trajectory without a reward and counts as a failure of the judge. Raise one if the answer
-        cannot be judged: never return 0 for it.
+        If the answer cannot be judged, raise an error instead of returning 0. Any error leaves the trajectory without a
+        reward and counts as a failure of the judge.
         """
 
 
 def inline(function: F) -> F:
-    """Mark a synchronous reward that takes microseconds, to call it on the event loop without a thread."""
+    """Mark a synchronous reward that takes microseconds, so that it runs on the event loop without a thread."""
     function.runs_inline = True  # type: ignore[attr-defined]
     return function
 

@@ -35,9 +35,9 @@ class DeepEyes(Reward):
     ) -> None:
         """Load `accuracy`, the reward that judges the answer: `judge` or `{name: judge, options: {...}}`.
 
-        The default weights are those for visual search. For the mathematics of ThinkLite they are 1.2, 0.4 and 0. An
-        answer of `max_answer_chars` or more is wrong in content and format, without a call of the judge: long answers
-        persuade judges.
+        The default weights are for visual search. For ThinkLite's mathematics they are 1.2, 0.4 and 0. An answer of
+        `max_answer_chars` or more counts as wrong in content and format, without a call of the judge, because long
+        answers persuade judges.
         """
         from agentloop.envs.rewards.loading import load_reward
 

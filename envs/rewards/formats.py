@@ -1,4 +1,4 @@
-"""Rewards for the course of an episode, independent of its answer: format, tools, turns."""
+"""Rewards for format, tools and turns, independent of the answer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def tags(
     """Return 1.0 if the last turn has each of `tags` once, in this order, closed and not nested, else 0.0.
 
     With `alone`, only white space may be outside them. Each turn before the last must have the tags `every_turn` in the
-    same way, for example to think before every call. Thinking that the parser extracted counts as `<think>...</think>`
-    at the start of its turn.
+    same way, for example to enforce thinking before every call. Thinking that the parser extracted counts as
+    `<think>...</think>` at the start of its turn.
     """
     turns = [turn_text(message) for message in assistant_turns(trajectory)]
     if not turns or not follows(turns[-1], tags, alone=alone):
@@ -45,19 +45,19 @@ def tool_bonus(trajectory: Trajectory, task: Mapping[str, Any], *, tool: str | N
 
 @inline
 def turn_cost(trajectory: Trajectory, task: Mapping[str, Any], *, cost: float = 0.01, free: int = 1) -> Outcome:
-    """Subtract `cost` from the reward of each turn after the first `free` ones, visible to turn-level advantages."""
+    """Subtract `cost` from the reward of each turn after the first `free` ones. Turn-level advantages use it."""
     return {"reward": 0.0, "turn_rewards": [0.0 if i < free else -cost for i in range(len(trajectory.turn_rewards))]}
 
 
 def successful_calls(trajectory: Trajectory, tool: str | None = None) -> int:
-    """Count the calls of one tool or of all whose results are not errors."""
+    """Count the calls, of one tool or of all tools, whose results are not errors."""
     prefix = "succeeded/"
     counted = {key.removeprefix(prefix): n for key, n in trajectory.metrics.items() if key.startswith(prefix)}
     return int(sum(counted.values()) if tool is None else counted.get(tool, 0))
 
 
 def follows(text: str, tags: Sequence[str], *, alone: bool) -> bool:
-    """Return whether `text` has each tag once, in this order, and with `alone` nothing else."""
+    """Return whether `text` has each tag once, in this order, and if `alone` nothing else."""
     marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
     places = [text.find(mark) for mark in marks]
     if -1 in places or places != sorted(places) or any(text.count(mark) != 1 for mark in marks):

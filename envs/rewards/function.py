@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Judgement:
-    """Checked outcome."""
+    """Checked outcome of a reward."""
 
     reward: float
     turn_rewards: Sequence[float] = ()
-    """Empty, or one reward per sampled turn."""
+    """One reward per sampled turn, or empty."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class RewardFunction:
-    """Reward for the environment: asynchronous, off the event loop if it may take time, with checked results."""
+    """Reward for the environment: asynchronous, off the event loop if it takes time, with checked results."""
 
     def __init__(self, function: RawReward | Reward, *, name: str, options: Mapping[str, Any] | None = None) -> None:
         """Wrap a function or a `Reward`. `options` are keyword arguments of every call."""
         self.name = name
         self._written = getattr(function, "function", function)
-        """What the author wrote, for errors: the function that a `Reward` calls, if it has one."""
+        """The author's function, for errors: if there is one, the function that a `Reward` calls."""
         self._reward = function if isinstance(function, Reward) else None
         self._call: RawReward = partial(function, **(options or {}))
         self._is_async = isinstance(function, Reward) or inspect.iscoroutinefunction(function)
@@ -66,8 +66,8 @@ class RewardFunction:
     async def judge(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Judgement:
         """Call the reward and check its outcome.
 
-        Raises the errors of the reward, `WrongTypeError` for a result of a wrong type, and `ValueError` for one that is
-        not finite or has a wrong number of turns.
+        Raises the errors of the reward, `WrongTypeError` for a result of a wrong type, and `ValueError` for a result
+        that is not finite or has a wrong number of turns.
         """
         if self._is_async or self._is_inline:
             outcome = self._call(trajectory, task)

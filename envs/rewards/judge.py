@@ -1,4 +1,4 @@
-"""`Judge`: another model decides whether the answer is correct. No verdict is a failure, not a reward of 0."""
+"""`Judge`: lets another model decide whether the answer is correct. A missing verdict is a failure, not a 0."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ Verdict: INCORRECT"""
 
 _VERDICT = re.compile(r"\W*verdict[^\w:]*:\W*(correct|incorrect)\W*", re.IGNORECASE)
 _RETRY_TEMPERATURE = 0.5
-"""Minimum temperature after a reply without a verdict: at 0 the reply would be the same again."""
+"""Minimum temperature after a reply without a verdict, because at 0 the reply would be the same again."""
 
 
 class JudgeError(EpisodeError):
-    """The judge gave no verdict: the trajectory has no reward, and the failure is counted."""
+    """The judge gave no verdict. The trajectory has no reward, and the failure is counted."""
 
     kind = FailureKind.JUDGE
 
@@ -51,8 +51,8 @@ class JudgeError(EpisodeError):
 class Judge(Reward):
     """Reward of 1.0 or 0.0 by the verdict of a model behind an OpenAI-compatible endpoint (`/chat/completions`).
 
-    The verdict is the whole last line of the reply: "not correct" is not a verdict. Replies without one and failures of
-    the server are retried up to `attempts` times.
+    The verdict is the whole last line of the reply, so "not correct" is not a verdict. Replies without a verdict and
+    failures of the server are retried up to `attempts` times.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Judge(Reward):
         )
 
     async def ask(self, prompt: str) -> dict[str, float]:
-        """Return the verdict on a prompt as 1.0 or 0.0, and the number of attempts. Raises `JudgeError`."""
+        """Return the verdict on a prompt (1.0 or 0.0), and the number of attempts. Raises `JudgeError`."""
         problem = ""
         temperature = self._temperature
         client = self._connected()
@@ -162,7 +162,7 @@ class Judge(Reward):
 
 
 def read_verdict(reply: str) -> bool | None:
-    """Return the verdict in the last line, or None if there is none or another line contradicts it."""
+    """Return the verdict in the last line. Return None if there is none, or another line contradicts it."""
     lines = [line for line in reply.splitlines() if line.strip()]
     verdicts = [match[1].lower() for line in lines if (match := _VERDICT.fullmatch(line))]
     if not lines or _VERDICT.fullmatch(lines[-1]) is None or len(set(verdicts)) != 1:
@@ -171,7 +171,7 @@ def read_verdict(reply: str) -> bool | None:
 
 
 def _reply(response: httpx.Response) -> str:
-    """Return the text of a completion, or "" if the body is not one."""
+    """Return the text of a completion, or "" if the body is not a completion."""
     try:
         content = response.json()["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError):
@@ -186,12 +186,12 @@ def _question(trajectory: Trajectory) -> str:
 
 
 def _first_answer(trajectory: Trajectory) -> int:
-    """Return the index of the first message of the model, after examples in the prompt."""
+    """Return the index of the model's first message, which follows any examples in the prompt."""
     own = len(trajectory.turn_rewards)
     places = [i for i, message in enumerate(trajectory.messages) if message["role"] == "assistant"]
     return places[-own] if own and len(places) >= own else (places[0] if places else len(trajectory.messages))
 
 
 def without_tags(text: str) -> str:
-    """Remove the tags with which an answer could break out of its place in the prompt."""
+    """Remove tags with which an answer could break out of its place in the prompt."""
     return re.sub(r"</?\s*(student|reference|question)\s*>", "", text, flags=re.IGNORECASE)

@@ -40,15 +40,15 @@ REWARDS: Registry[Any] = Registry(
     },
     group="agentloop.rewards",
 )
-"""Classes and functions, each imported on first use, and those that packages registered."""
+"""Built-in rewards, imported on first use, and those that packages registered."""
 
 
 def load_reward(
     spec: str | Sequence[RewardTerm | Mapping[str, Any] | str], options: Mapping[str, Any] | None = None
 ) -> RewardFunction:
-    """Return the reward that a config names: one with `options`, or the weighted sum of several.
+    """Return the reward that a config names: a single one with `options`, or the weighted sum of several.
 
-    Raises `UserError` if there is none, or if it cannot be called as (trajectory, task, **options).
+    Raises `UserError` if it does not exist, or cannot be called as (trajectory, task, **options).
     """
     if isinstance(spec, str):
         return _load_one(spec, options or {})

@@ -28,7 +28,7 @@ class SqlExecution(Reward):
     """Reward of 1.0 if the query returns the rows of the gold query on all databases of the row, else 0.0.
 
     The query is the last `<tag>` of the final text, its last SQL fence, or the text itself. If the gold query fails or
-    a database is not readable, the trajectory has no reward, because neither is a fault of the query.
+    a database is not readable, the trajectory has no reward, because that is not the model's fault.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class SqlExecution(Reward):
         """Open `database`: a SQLite or DuckDB file, or postgresql://... By default each row names its own.
 
         A row names a file below `folder`, or a list of them, in its column `database_field`. `gold_field` is the column
-        of the gold query. `compare` is bird_set, multiset, ordered or test_suite. `timeout` is the seconds of a query,
-        `workers` the number of concurrent queries. `gold_database` is `database` for gold queries, with another role of
-        PostgreSQL. Raises `UserError` for invalid options.
+        of the gold query. `compare` is bird_set, multiset, ordered or test_suite. `timeout` is the maximum seconds of a
+        query, `workers` the number of concurrent queries. `gold_database` is `database` with another PostgreSQL role,
+        for gold queries. Raises `UserError` for invalid options.
         """
         if timeout <= 0 or workers < 1:
             raise UserError("timeout and workers of sql_execution must be above 0.")
@@ -61,17 +61,19 @@ class SqlExecution(Reward):
         self._gold = Databases(gold_database, folder, workers)
         if isinstance(self._databases.common, PostgresDatabase) and gold_database is None:
             raise UserError(
-                "sql_execution on PostgreSQL needs gold_database, the same database with another role: queries of the "
-                "model may see what else its role runs."
+                "sql_execution on PostgreSQL needs gold_database, the same database with another role, because the "
+                "model's queries may see all queries of their role."
             )
 
     async def start(self) -> None:
-        """Check the databases. Raises `UserError` if one is not usable, or if both have one role."""
+        """Check the databases. Raises `UserError` if one is not usable, or if both have the same role."""
         await self._databases.start()
         await self._gold.start()
         common, gold = self._databases.common, self._gold.common
         if isinstance(common, PostgresDatabase) and isinstance(gold, PostgresDatabase) and common.role == gold.role:
-            raise UserError(f"gold_database of sql_execution has the role {gold.role!r} of database: give it another.")
+            raise UserError(
+                f"gold_database of sql_execution has the same role {gold.role!r} as database: use another one."
+            )
 
     async def shutdown(self) -> None:
         await self._databases.shutdown()
@@ -96,7 +98,7 @@ class SqlExecution(Reward):
                 self._run(database, query), self._run(self._gold.common or database, gold)
             )
             ran = min(ran, float(predicted.ok))
-            # In a thread: many rows, or permutations of many columns, take long to compare.
+            # In a thread, because comparing many rows or permutations of many columns takes long.
             if not await REWARDS.run(self._matches, predicted, wanted, gold):
                 return {"reward": 0.0, "ran": ran}
         return {"reward": 1.0, "ran": ran}

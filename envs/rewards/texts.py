@@ -13,14 +13,14 @@ _FENCE = "```"
 
 
 def turn_text(message: Message) -> str:
-    """Return the text of a turn, with the thinking that the parser extracted in its tags again."""
+    """Return the text of a turn, with the thinking that the parser extracted put back into its tags."""
     content = text_of(message.get("content", ""))
     reasoning = message.get("reasoning_content")
     return content if reasoning is None else f"<think>\n{reasoning}\n</think>\n{content}"
 
 
 def assistant_turns(trajectory: Trajectory) -> list[Message]:
-    """Return the turns that the model wrote, without examples in the prompt."""
+    """Return the model's turns, without examples in the prompt."""
     turns = [message for message in trajectory.messages if message["role"] == "assistant"]
     num_sampled = len(trajectory.turn_rewards)
     return turns[-num_sampled:] if num_sampled else turns
@@ -31,7 +31,7 @@ def inside(text: str, tag: str) -> list[str]:
     opening, closing = f"<{tag}>", f"</{tag}>"
     found = []
     place = 0
-    # A regular expression takes quadratic time with many opening tags and no closing one.
+    # A regular expression takes quadratic time with many opening tags and no closing tag.
     while (start := text.find(opening, place)) >= 0 and (end := text.find(closing, start)) >= 0:
         found.append(text[start + len(opening) : end].strip())
         place = end + len(closing)

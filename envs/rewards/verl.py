@@ -1,4 +1,4 @@
-"""`VerlScore`: reward functions written for verl, used without changes.
+"""`VerlScore`: reward functions written for verl, used unchanged.
 
 Their signature is `compute_score(data_source, solution_str, ground_truth, extra_info)`.
 """
@@ -63,7 +63,7 @@ class VerlScore(Reward):
         return self._outcome(await (call() if self._is_async else REWARDS.run(call)))
 
     def _outcome(self, result: Any) -> Outcome:
-        """Convert a number, or verl's dict with `score` and numbers to log."""
+        """Convert verl's result: a number, or a dict with `score` and numbers to log."""
         if not isinstance(result, Mapping):
             return result
         if "score" not in result:
@@ -94,7 +94,7 @@ def _load_tokenizer(name: str) -> Tokenizer:
 
 
 def _response(trajectory: Trajectory) -> list[Message]:
-    """Return the messages from the model's first turn on."""
+    """Return the model's first turn and all later messages."""
     turns = assistant_turns(trajectory)
     if not turns:
         return []
@@ -109,7 +109,7 @@ def _by_role(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
 
 
 def _transcript(messages: Sequence[Message]) -> str:
-    """Return the messages in ChatML without special tokens: role names before all groups but the first."""
+    """Return the messages in ChatML without special tokens, with role names before all groups except the first."""
     parts: list[str] = []
     for role, run in _by_role(messages):
         parts += [*([role] if parts else []), *map(_text, run)]

@@ -28,13 +28,13 @@ class RewardTerm(Config):
     weight: float = Field(default=1.0, allow_inf_nan=False)
     options: ConfigOptions = Field(default_factory=dict)
     only_if: str | None = None
-    """Label of an earlier term. If its reward is at most 0.5, this term is not computed and counts 0."""
+    """Label of an earlier term. If its reward is at most 0.5, this term is not computed and counts as 0."""
     label: str | None = None
     """Name in the log and for `only_if`. Default: `name` without the location."""
 
     @property
     def shown(self) -> str:
-        """Label, or the name without the location."""
+        """The label, or the name without the location."""
         return self.label or self.name.rpartition(":")[2]
 
 

@@ -1,4 +1,4 @@
-"""`SkyRLGym`: text environments of skyrl-gym, with rows as SkyRL has them.
+"""`SkyRLGym`: text environments of skyrl-gym, with SkyRL's rows.
 
 data: {train: train.parquet, eval: validation.parquet}      # prompt, env_class, reward_spec, extra_info, ...
 env: {factory: skyrl_gym}
@@ -23,7 +23,7 @@ _RUN_CODE = ("lcb", "searchcode")
 
 
 class SkyRLGym(WorkerEnv):
-    """Episode of an environment of skyrl-gym. Its rewards are those of the turns, which are summed."""
+    """Episode of an environment of skyrl-gym. Its reward is the sum over the turns."""
 
     package = "skyrl_gym"
     worker = Path(__file__).with_name("worker.py")
@@ -45,10 +45,9 @@ class SkyRLGym(WorkerEnv):
     ) -> None:
         """Prepare an episode. Raises `UserError` if the package is not installed, or no environment is named.
 
-        `id` is that of the environment (or module:id); by default, the row's `env_class`. `config` changes the
-        environment's own configuration. Environments that run the model's code outside of a sandbox need `allow_code`.
-        The package runs in `python`, by default that of `agentloop envs install`, in at most `processes` processes of
-        each rollout worker. A step that takes longer than `step_timeout` seconds fails.
+        `id` names the environment (or module:id); the default is the row's `env_class`. `config` changes settings of
+        the environment. Environments that run the model's code outside a sandbox need `allow_code`. `WorkerEnv`
+        explains `python`, `processes` and `step_timeout`.
         """
         super().__init__(
             row, toolset=toolset, reward=reward, python=python, processes=processes, step_timeout=step_timeout
@@ -58,9 +57,9 @@ class SkyRLGym(WorkerEnv):
             raise UserError(f"The row {row.get('id')!r} has no env_class: add the column, or set env.options.id.")
         if self._id in _RUN_CODE and not allow_code:
             raise UserError(
-                f"The environment {self._id} runs code of the model without a sandbox, with all rights of this run. "
-                "Use agentloop's tools and its reward code instead, or set env.options.allow_code where nothing can "
-                "be lost."
+                f"The environment {self._id} runs the model's code without a sandbox, with all rights of this run. "
+                "Use agentloop's tools and its reward code_tests instead, or set env.options.allow_code if that is "
+                "safe here."
             )
         self._config = config or {}
 
@@ -69,6 +68,6 @@ class SkyRLGym(WorkerEnv):
         return {"env": self._id, "config": dict(self._config), "prompt": self.task["messages"], "extras": extras}
 
     async def reset(self) -> Observation:
-        """Return the prompt as the environment gives it: it may change that of the row."""
+        """Return the prompt of the environment, which may differ from the row's."""
         observation = await super().reset()
         return Observation(observation.messages[len(self.task["messages"]) :])

@@ -1,4 +1,4 @@
-"""Worker of skyrl-gym (`agentloop.envs.workers.script`): plays its text environments as its own generator does.
+"""Worker of skyrl-gym (`agentloop.envs.workers.script`): plays text environments like the package's own generator.
 
 Steps may wait for a search server or for a program, so they run in threads.
 """
@@ -20,14 +20,14 @@ THREADS = 64
 
 
 class Worker:
-    """Any number of episodes at once."""
+    """Any number of concurrent episodes."""
 
     def __init__(self) -> None:
         self.envs: dict[str, Any] = {}
         self.threads = ThreadPoolExecutor(THREADS)
 
     async def start(self, episode: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Make an environment, and return its prompt."""
+        """Create an environment. Return its prompt."""
         return await self.in_thread(self.begin, episode, **arguments)
 
     async def step(self, episode: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Worker:
     def begin(
         self, episode: str, env: str, config: Mapping[str, Any], prompt: list[Any], extras: dict[str, Any]
     ) -> dict[str, Any]:
-        """Make an environment, and return its first messages."""
+        """Create an environment. Return its first messages."""
         made = skyrl_gym.make(env, env_config=configured(env, config), extras=extras)
         self.envs[episode] = made
         messages, _ = made.init(prompt)
@@ -55,10 +55,10 @@ class Worker:
 
     @staticmethod
     def advance(env: Any, text: str) -> dict[str, Any]:
-        """Return what a turn of the model leads to."""
+        """Return the observation, the reward and the end that follow a turn of the model."""
         result = env.step(text)
         if result.get("postprocessed_action") not in (None, text):
-            raise ValueError("the environment changed the turn of the model, and training needs it as it was sampled")
+            raise ValueError("the environment changed the model's turn, but training needs it as it was sampled")
         reward, done = result["reward"], bool(result["done"])
         answer = {"messages": result["observations"], "reward": None if reward is None else float(reward)}
         if not done:
@@ -69,7 +69,7 @@ class Worker:
 
 
 def configured(env: str, config: Mapping[str, Any]) -> DictConfig:
-    """Return the environment's own configuration, changed by `config`. Raises `ValueError` for unknown keys."""
+    """Return the environment's configuration with the changes of `config`. Raises `ValueError` for unknown keys."""
     creator = skyrl_gym.spec(env).entry_point
     if isinstance(creator, str):
         module, _, name = creator.partition(":")
@@ -86,7 +86,7 @@ def configured(env: str, config: Mapping[str, Any]) -> DictConfig:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return a turn as it was sampled: environments read what stands in its thinking, too."""
+    """Return a turn as it was sampled, because environments also read its thinking."""
     thinking = message.get("reasoning_content")
     content = message.get("content") or ""
     return content if thinking is None else f"<think>{thinking}</think>{content}"

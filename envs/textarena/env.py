@@ -37,9 +37,9 @@ Moves = Literal["turn", "brackets"]
 
 
 class TextArena(PlayersProgram):
-    """Game of TextArena. The players sit in its seats 0, 1, ... in the order in which they are named.
+    """Game of TextArena. The players have its seats 0, 1, ... in the order of `players`.
 
-    The reward of a player is that of the game; mostly 1, 0 or -1.
+    The game gives each player its reward, mostly 1, 0 or -1.
     """
 
     def __init__(
@@ -57,10 +57,9 @@ class TextArena(PlayersProgram):
     ) -> None:
         """Prepare the game of a row of `tasks`. Raises `UserError` if the package is not installed.
 
-        `players` and `swap` are those of `PlayersProgram`; by default, the policy plays alone. With `moves` "brackets",
-        the game gets the last [...] of a turn alone, and else the whole turn: games show it to the other players.
-        The package runs in `python`, by default that of `agentloop envs install`, in at most `processes` processes of
-        each rollout worker. A step that takes longer than `step_timeout` seconds fails.
+        `PlayersProgram` explains `players` and `swap`; by default the policy plays alone. With `moves` "brackets" the
+        game, and so the other players, get only the last [...] of a turn instead of the whole turn. `WorkerEnv`
+        explains `python`, `processes` and `step_timeout`.
         """
         super().__init__(
             row,
@@ -124,7 +123,7 @@ def tasks(
 ) -> Iterator[dict[str, Any]]:
     """Yield `size` games as rows, with the seeds `seed`, `seed` + 1, ...
 
-    `games` is an id such as Nim-v0, a list of ids, which are taken in turn, or id -> arguments of the game, as in
+    `games` is an id such as Nim-v0, a list of ids to take in turn, or id -> arguments of the game, as in
     {Nim-v0: {piles: [1, 2, 3]}}. Raises `UserError` for games that do not exist, lack data or refuse the arguments.
     """
     if size < 1:

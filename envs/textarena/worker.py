@@ -1,6 +1,6 @@
 """Worker of TextArena (`agentloop.envs.workers.script`): plays games without their wrappers.
 
-The wrappers repeat the whole history in each observation; here a player is told what is new.
+The wrappers repeat the whole history in each observation. Without them a player reads only what is new.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ RandomNumbers = runpy.run_path(str(Path(__file__).parents[1] / "workers" / "rand
 
 
 class Worker:
-    """Any number of games at once, each with random numbers of its own."""
+    """Any number of concurrent games, each with its own random state."""
 
     def __init__(self) -> None:
         self.games: dict[str, Game] = {}
 
     def rows(self, games: Mapping[str, Mapping[str, Any]], size: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Yield `size` rows, of one game after the other. Raises `ValueError` for games that cannot be made."""
+        """Yield `size` rows that take the games in turn. Raises `ValueError` for games that cannot be created."""
         for name, options in games.items():
             Game(name, options, 0)
         names = list(games)
@@ -33,13 +33,13 @@ class Worker:
             yield {"id": f"{name}-{number}", "game": name, "seed": number, "options": dict(games[name])}
 
     def start(self, episode: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin a game, and return its first state."""
+        """Begin a game. Return its first state."""
         game = Game(arguments["game"], arguments["options"], arguments["seed"])
         self.games[episode] = game
         return game.reset(arguments["players"], arguments["seed"])
 
     def step(self, episode: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the move of the player whose turn it is, and return the new state."""
+        """Make the move of the player whose turn it is. Return the new state."""
         return self.games[episode].step(arguments["text"])
 
     def close(self, episode: str) -> None:
@@ -48,7 +48,7 @@ class Worker:
 
 
 class Game:
-    """A game of the package, which draws from the random numbers of the process: each game has its own."""
+    """A game of the package. It draws from the random numbers of the process, so each game has its own state."""
 
     def __init__(self, name: str, options: Mapping[str, Any], seed: int) -> None:
         self.numbers = RandomNumbers(seed)
@@ -68,7 +68,7 @@ class Game:
             return self.outcome() if done else self.told()
 
     def told(self) -> dict[str, Any]:
-        """Return whose turn it is, and what that player is told, without the echo of its own last turn."""
+        """Return the player whose turn it is and its new messages, without the echo of its own last turn."""
         player, rows = self.env.get_observation()
         names = self.env.state.role_mapping
         lines = [
@@ -79,7 +79,7 @@ class Game:
         return {"player": player, "text": "\n".join(lines)}
 
     def outcome(self) -> dict[str, Any]:
-        """Return the rewards of the players that got one, and who lost by an invalid move."""
+        """Return the rewards by player, and the player that lost by an invalid move."""
         rewards, info = self.env.close()
         given = {str(player): float(reward) for player, reward in (rewards or {}).items() if reward is not None}
         return {"rewards": given, "invalid": [player for player, each in info.items() if each.get("invalid_move")]}

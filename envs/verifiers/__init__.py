@@ -1,1 +1,1 @@
-"""Environments of verifiers: their rollouts run in an interpreter that has the package, and call the gateway."""
+"""Environments of verifiers. Their rollouts run in an interpreter that has the package, and call the gateway."""

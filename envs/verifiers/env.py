@@ -5,7 +5,7 @@ data:
   train_options: {id: gsm8k-v1, config: {agent: {harness: {id: "null"}}}}
 env: {factory: verifiers}
 
-The rollout of the package runs in a worker and calls the model through the gateway, as other agent programs do.
+The package's own rollout runs in a worker and calls the model through the gateway, like other agent programs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _APIS = {"v1": ("verifiers", "worker.py"), "v0": ("verifiers_v0", "worker_v0.py"
 class Verifiers(AgentProgram):
     """Rollout of an environment of verifiers, rewarded by its own rubric. An `env.reward` is added.
 
-    The package reports failed rollouts, and these are failed episodes here, too.
+    If the package reports a failed rollout, the episode fails.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Verifiers(AgentProgram):
     ) -> None:
         """Prepare the rollout of a row of `tasks`. Raises `UserError` for other rows.
 
-        At most `processes` workers run in each rollout worker. One that does not answer within `step_timeout` seconds
-        is ended, for the start and the end of a rollout; `limits.max_seconds` bounds the rollout itself. `sampling`
-        says whose temperature and top_p hold: the run's ("run") or those of the environment ("client").
+        At most `processes` processes run in each rollout worker. Start and end of a rollout may take `step_timeout`
+        seconds each, after which the process is killed; `limits.max_seconds` limits the rollout itself. `sampling`
+        selects temperature and top_p: those of the run ("run") or of the environment ("client").
         """
         super().__init__(row, toolset=toolset, reward=reward, agent=self._rollout, sampling=sampling)
         if "environment" not in row:
@@ -73,7 +73,7 @@ class Verifiers(AgentProgram):
         return AgentResult(reward=found["reward"])
 
     async def score(self, trajectory: Trajectory) -> float:
-        """Return the reward of the rubric. Raises `LookupError` if there is none, and no `env.reward`."""
+        """Return the reward of the rubric. Raises `LookupError` if there is neither that nor an `env.reward`."""
         for name, value in self._metrics.items():
             if value is not None:
                 trajectory.metrics[f"reward/verifiers/{name}"] = value
@@ -92,10 +92,11 @@ def tasks(
 ) -> Iterator[dict[str, Any]]:
     """Yield the tasks of an environment as rows, the first `size` of them. Raises `UserError`.
 
-    `id` is the name of its package, or the path of a Python file. With `api` "v1", `config` is the configuration of the
-    environment ({taskset: {...}, agent: {harness: {...}, runtime: {...}}}), and `seat` names the agent that is trained
-    if there are several. With "v0" it holds the arguments of `load_environment`, and `split` selects its data set.
-    The package runs in `python`, by default that of `agentloop envs install verifiers` (or `verifiers_v0`).
+    `id` is the name of the environment's package, or the path of a Python file. With `api` "v1", `config` is the
+    configuration of the environment ({taskset: {...}, agent: {harness: {...}, runtime: {...}}}), and `seat` names the
+    agent to train if there are several. With "v0", `config` has the arguments of `load_environment`, and `split`
+    selects the dataset. The package runs in `python`, by default the interpreter of `agentloop envs install verifiers`
+    (or `verifiers_v0`).
     """
     if api not in _APIS:
         raise UserError(f"`api` of the verifiers tasks is 'v1' or 'v0', not {api!r}.")

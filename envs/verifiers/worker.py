@@ -19,14 +19,16 @@ from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import load_environment, load_harness, load_taskset, resolve_env_config, taskset_class
 
 _EPISODES = 256
-"""Episodes after which the servers of an environment are replaced: they keep a client for each address they saw."""
+"""Episodes after which an environment's servers are replaced, because they keep a client for each address they saw."""
 
 
 class Worker:
     """Tasks and rollouts of one environment."""
 
     def __init__(self, id: str, config: Mapping[str, Any], seat: str | None) -> None:
-        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # it calls uv
+        os.environ["PATH"] = os.pathsep.join(
+            [str(Path(sys.executable).parent), os.environ["PATH"]]
+        )  # the package calls uv
         self.config, self.seat = configured(imported(id), config, seat)
         self.taskset = load_taskset(self.config.taskset)
         self.tasks: dict[str, Any] = {}
@@ -42,12 +44,12 @@ class Worker:
             yield {"id": name, "data": task.data.model_dump(mode="json", exclude_none=True)}
 
     def start(self, episode: str, arguments: Mapping[str, Any]) -> None:
-        """Make the task of a row."""
+        """Create the task of a row."""
         kind = type(self.taskset).task_type()
         self.tasks[episode] = kind(kind.data_type().model_validate(arguments["data"]), self.config.taskset.task)
 
     async def step(self, episode: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-        """Run the rollout of a task against a model; return its reward and metrics."""
+        """Run the rollout of a task with a model. Return its reward and metrics."""
         if self.served is None or self.served.is_used_up:
             self.served = Served(self.config)
         rollout = asyncio.ensure_future(self.served.play(self.tasks[episode], arguments))
@@ -55,7 +57,7 @@ class Worker:
         return outcome(await rollout, self.seat)
 
     async def close(self, episode: str) -> None:
-        """Stop a rollout that still runs, and forget it."""
+        """Stop the rollout if it still runs, and forget it."""
         self.tasks.pop(episode, None)
         rollout = self.playing.pop(episode, None)
         if rollout is not None:
@@ -65,7 +67,7 @@ class Worker:
 
 
 class Served:
-    """An environment with its servers, for a number of episodes. Used up, it ends with the last of them."""
+    """An environment with its servers, for a number of episodes. It ends with the last of them."""
 
     def __init__(self, config: EnvConfig) -> None:
         self.env = load_environment(config)
@@ -76,11 +78,11 @@ class Served:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the next episode needs another one."""
+        """Whether the next episode needs another environment."""
         return self.begun >= _EPISODES or self.serving.done()
 
     async def serve(self) -> None:
-        """Hold the servers: in one task, because some of them must be entered and left in the same."""
+        """Keep the servers open in one task, because some must be entered and left in the same task."""
         try:
             async with self.env.serving():
                 self.is_up.set_result(None)
@@ -95,7 +97,7 @@ class Served:
         self.begun += 1
         try:
             await asyncio.shield(self.is_up)
-            # The address holds the key of the episode. A named variable keeps the package from looking for another one.
+            # The address contains the episode's key. Naming a variable keeps the package from searching for one.
             client = EvalClientConfig(base_url=address["base_url"], api_key_var="AGENTLOOP_NO_KEY")
             context = ModelContext(model=address["model"], client=client, sampling=SamplingConfig())
             (slot,) = self.env.slots(task)
@@ -107,7 +109,7 @@ class Served:
 
 
 def imported(id: str) -> str:
-    """Return the name under which an environment is imported; that of a file is made importable."""
+    """Return the name under which an environment can be imported. Make a file importable."""
     if not id.endswith(".py"):
         return id
     sys.path.insert(0, str(Path(id).parent))
@@ -115,17 +117,17 @@ def imported(id: str) -> str:
 
 
 def configured(id: str, given: Mapping[str, Any], seat: str | None) -> tuple[EnvConfig, str]:
-    """Return the configuration of an environment, and the seat that is trained. Raises `ValueError`."""
-    taskset_class(id)  # its error is clearer than the one of the configuration
+    """Return the configuration of an environment, and the seat to train. Raises `ValueError`."""
+    taskset_class(id)  # its error is clearer than the configuration's
     plain = {**given, "taskset": {**(given.get("taskset") or {}), "id": id}}
     config = resolve_env_config(plain)
     seats = agent_config_fields(config)
     if seat is None and len(seats) == 1:
         (seat,) = seats
     if seat is None or seat not in seats:
-        raise ValueError(f"{config.env_id} has the seats {', '.join(seats)}: set seat to the one that is trained")
+        raise ValueError(f"{config.env_id} has the seats {', '.join(seats)}: set seat to the one to train")
     if seats[seat].client is not None:
-        raise ValueError(f"the seat {seat} has a client of its own, so nothing of it could be trained: remove it")
+        raise ValueError(f"the seat {seat} has its own client, so it could not be trained: remove the client")
     if others := [name for name, spec in seats.items() if name != seat and spec.client is None]:
         raise ValueError(
             f"the seats {', '.join(others)} would play with the trained model and be trained with the reward of "
@@ -138,7 +140,7 @@ def configured(id: str, given: Mapping[str, Any], seat: str | None) -> tuple[Env
         harness = config.agent_harnesses()[name]
         if load_harness(harness).EXECUTES_CODE:
             raise ValueError(
-                f"the harness {harness.id} of the seat {name} executes code: say where, as in "
+                f"the harness {harness.id} of the seat {name} executes code: set where, as in "
                 f"{{{name}: {{runtime: {{type: docker}}}}}}, or choose one that does not, {{{name}: {{harness: "
                 '{id: "null"}}}'
             )

@@ -1,6 +1,6 @@
-"""Worker of verifiers (`agentloop.envs.workers.script`): runs rollouts of an environment of its older API.
+"""Worker of verifiers (`agentloop.envs.workers.script`): runs rollouts of an environment with the older API.
 
-That is a module with a function `load_environment`. The last version with this API is 0.3.1.
+Such an environment is a module with a function `load_environment`. The last version with this API is 0.3.1.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Worker:
         self.id = id
         self.env = vf.load_environment(id, **config)
         if getattr(self.env, "requires_group_rollouts", False):
-            raise ValueError(f"{id} judges the rollouts of a group together, and here each is judged alone")
+            raise ValueError(f"{id} judges the rollouts of a group together, but agentloop judges each one separately")
         logging.getLogger("verifiers").addHandler(_Listener(logging.ERROR))
         self.inputs: dict[str, Any] = {}
         self.playing: dict[str, asyncio.Task[Any]] = {}
 
     def rows(self, split: str, size: int | None) -> Iterator[dict[str, Any]]:
-        """Yield the first `size` rows of a data set."""
+        """Yield the first `size` rows of a dataset."""
         found = self.env.get_dataset() if split == "train" else self.env.get_eval_dataset()
         for index, row in enumerate(itertools.islice(found, size)):
             answer = {"answer": row["answer"]} if "answer" in row else {}
@@ -52,13 +52,13 @@ class Worker:
         self.inputs[episode] = arguments["data"]
 
     async def step(self, episode: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-        """Run the rollout of a row against a model; return its reward and metrics."""
+        """Run the rollout of a row with a model. Return its reward and metrics."""
         rollout = asyncio.ensure_future(self.play(self.inputs[episode], arguments))
         self.playing[episode] = rollout
         return await rollout
 
     async def close(self, episode: str) -> None:
-        """Stop a rollout that still runs, and forget it."""
+        """Stop the rollout if it still runs, and forget it."""
         self.inputs.pop(episode, None)
         rollout = self.playing.pop(episode, None)
         if rollout is not None:
@@ -70,7 +70,7 @@ class Worker:
         """Return the outcome of a rollout. Raises `RuntimeError` if it failed."""
         problems: list[str] = []
         _problems.set(problems)
-        # The address holds the key of the episode. A named variable keeps the package from looking for another one.
+        # The address contains the episode's key. Naming a variable keeps the package from searching for another key.
         client = resolve_client(ClientConfig(api_base_url=address["base_url"], api_key_var="AGENTLOOP_NO_KEY"))
         try:
             found = await self.env.run_rollout(row, client, address["model"], {})
@@ -84,7 +84,7 @@ class Worker:
 
 
 class _Listener(logging.Handler):
-    """Hears of reward functions that raise: the package logs their errors, and goes on with a score of 0."""
+    """Log handler that collects errors of reward functions, which the package only logs before it counts 0."""
 
     def emit(self, record: logging.LogRecord) -> None:
         problems = _problems.get()

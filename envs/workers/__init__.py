@@ -1,4 +1,4 @@
-"""Environments that run in another interpreter, because their packages do not agree with ours.
+"""Environments in processes of another interpreter, because their packages conflict with agentloop's.
 
-`script.py` runs there and says how to write such an environment; `pool.py` is our side of it.
+`script.py` runs there and documents how to write such an environment; `pool.py` is its client.
 """

@@ -1,10 +1,10 @@
-"""`WorkerEnv`: base class of environments whose games are played by a worker.
+"""`WorkerEnv`: base class of environments whose episodes a worker plays.
 
 A subclass names its package and the file with the class `Worker`. The answers of `Worker.start` and `Worker.step` are
-objects with these fields, all of which may be missing:
+objects with these fields, all optional:
 
-    messages      new messages for the model; a text is one user message
-    reward        reward of the step; none, or null, means that the step has no reward, which is not 0
+    messages      new messages for the model; a string is one user message
+    reward        reward of the step; if it is missing or null, the step is not scored
     terminated    whether the episode is over
     truncated     whether the environment ended it early
     metrics       name -> number, added to the metrics of the trajectory
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class WorkerEnv(Env):
-    """Episode in a worker. Subclasses set `package` and `worker`, and give the options of their `Worker`."""
+    """Episode in a worker. Subclasses set `package` and `worker`, and pass the options of their `Worker`."""
 
     package: ClassVar[str]
     """Name of the environment, which `agentloop envs install` knows."""
@@ -54,9 +54,9 @@ class WorkerEnv(Env):
     ) -> None:
         """Prepare an episode of `row`.
 
-        `python` is the interpreter with the package; by default, the one of `agentloop envs install`. At most
-        `processes` run in each rollout worker. A call that takes longer than `step_timeout` seconds fails. `options`
-        are those of the class `Worker`.
+        `python` is the interpreter with the package; the default is the one of `agentloop envs install`. At most
+        `processes` processes run in each rollout worker. A call that takes longer than `step_timeout` seconds fails.
+        `options` are the options of the class `Worker`.
         """
         super().__init__(row, toolset=toolset, reward=reward)
         self._program = Program(self.package, interpreter_of(self.package, python), self.worker, options or {})
@@ -87,7 +87,7 @@ class WorkerEnv(Env):
     async def score(self, trajectory: Trajectory) -> float:
         """Return the reward of `env.reward`, to which the loop adds the rewards of the steps.
 
-        Raises `LookupError` if neither exists: a missing reward is not a reward of 0.
+        Raises `LookupError` if neither exists, because a missing reward does not count as 0.
         """
         trajectory.metrics |= self._metrics
         if self.reward_function is None and not self._is_scored:
@@ -102,7 +102,7 @@ class WorkerEnv(Env):
 
     def _noted(self, answer: Any) -> Mapping[str, Any]:
         if not isinstance(answer, Mapping):
-            raise EnvError(f"the worker of {self.package} answered with {type(answer).__name__}, not with an object")
+            raise EnvError(f"the worker of {self.package} answered with {type(answer).__name__} instead of an object")
         for name, value in (answer.get("metrics") or {}).items():
             self._metrics[name] = self._metrics.get(name, 0.0) + value
         return answer

@@ -1,7 +1,7 @@
-"""Interpreters with the packages of environments: find them, and make them.
+"""Find and create interpreters with the packages of environments.
 
-`agentloop envs install NAME` makes a virtual environment below `envs_folder()`. An environment uses, in this order, the
-interpreter that its option `python` names, the installed one, and our own if it has the package.
+`agentloop envs install NAME` creates a virtual environment below `envs_folder()`. An environment uses, in this order,
+the interpreter of its option `python`, the installed one, and agentloop's own if it has the package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentloop.errors import UserError
 from agentloop.process.atomic import write_text
 
 _DONE = "agentloop-installed.txt"
-"""File with the requirements, written when all of them are installed."""
+"""Name of the file with the requirements, which is written after all of them are installed."""
 
 
 def envs_folder() -> Path:
@@ -31,7 +31,7 @@ def envs_folder() -> Path:
 
 
 def installed(name: str) -> Path | None:
-    """Return the interpreter that `install` made for an environment; None if it made none, or of other versions."""
+    """Return the interpreter that `install` created for an environment; None if there is none with these versions."""
     folder = envs_folder() / name
     done = folder / _DONE
     is_current = done.is_file() and done.read_text(encoding="utf-8").split() == list(PACKAGES[name].everything)
@@ -40,11 +40,11 @@ def installed(name: str) -> Path | None:
 
 @cache
 def interpreter_of(name: str, python: str | None = None) -> str:
-    """Return the interpreter of an environment, `python` if it is given. Raises `UserError` if there is none."""
+    """Return the interpreter of an environment: `python` if it is set. Raises `UserError` if there is none."""
     if python is not None:
         found = shutil.which(os.path.expanduser(python))
         if found is None:
-            raise UserError(f"The option python of {name} is {python!r}, which is no program: correct the path.")
+            raise UserError(f"The option python of {name} is {python!r}, which is not a program: correct the path.")
         return os.path.abspath(found)
     if name in PACKAGES:
         if (made := installed(name)) is not None:
@@ -58,15 +58,15 @@ def interpreter_of(name: str, python: str | None = None) -> str:
 
 
 def install(name: str, package: Package, *, python: str | None = None) -> Path:
-    """Make the virtual environment of a package, and return its interpreter. Raises `UserError`.
+    """Create the virtual environment of a package, and return its interpreter. Raises `UserError`.
 
-    `python` is the interpreter to make it with; by default, the newest on PATH that the package was tested with.
+    `python` is the interpreter that creates it; the default is the newest on PATH that the package was tested with.
     """
     base = python or suitable_python(name, package)
     folder = envs_folder() / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _run(f"{base} cannot make a virtual environment", base, "-m", "venv", str(folder))
+    _run(f"{base} cannot create a virtual environment", base, "-m", "venv", str(folder))
     made = _python_of(folder)
     pip = (str(made), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     if package.requirements:
@@ -80,7 +80,7 @@ def install(name: str, package: Package, *, python: str | None = None) -> Path:
 
 
 def suitable_python(name: str, package: Package) -> str:
-    """Return an interpreter for a package: ours if it fits, else the newest on PATH or of pyenv. Raises `UserError`."""
+    """Return an interpreter for a package: this one, or the newest on PATH or of pyenv. Raises `UserError`."""
     if package.oldest <= sys.version_info[:2] <= package.newest:
         return sys.executable
     versions = [(3, minor) for minor in range(package.newest[1], package.oldest[1] - 1, -1)]
@@ -89,16 +89,16 @@ def suitable_python(name: str, package: Package) -> str:
             return found
     wanted = " or ".join(f"{major}.{minor}" for major, minor in reversed(versions))
     raise UserError(
-        f"{name} needs Python {wanted}, and this machine has none of them on PATH. Install one, or give its path: "
+        f"{name} needs Python {wanted}, but this machine has none of them on PATH. Install one, or give its path: "
         f"agentloop envs install {name} --python PATH."
     )
 
 
 def _python_named(name: str) -> str | None:
-    """Return an interpreter such as python3.12 on PATH or of pyenv; None if there is none that runs."""
+    """Return an interpreter such as python3.12, on PATH or of pyenv; None if none works."""
     of_pyenv = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser() / "versions"
     for found in (shutil.which(name), *map(str, sorted(of_pyenv.glob(f"*/bin/{name}")))):
-        # A shim of pyenv is on PATH even where no such version is chosen.
+        # A shim of pyenv is on PATH even if no such version is selected.
         if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
             return found
     return None

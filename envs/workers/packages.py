@@ -1,4 +1,4 @@
-"""The packages of environments in the versions that were tested."""
+"""The packages of environments, in the tested versions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from agentloop.errors import UserError, nearest
 
 @dataclass(slots=True, frozen=True)
 class Package:
-    """A package with what it needs in an environment of its own."""
+    """A package and the requirements of its virtual environment."""
 
     requirements: tuple[str, ...]
-    """What pip installs."""
+    """Requirements that pip installs."""
     imports: str
-    """Module that shows whether an interpreter has it."""
+    """Module to import in order to check whether an interpreter has the package."""
     oldest: tuple[int, int]
-    """Oldest version of Python that it works with."""
+    """Oldest supported version of Python."""
     newest: tuple[int, int] = (3, 13)
-    """Newest version of Python that it was tested with."""
+    """Newest tested version of Python."""
     alone: tuple[str, ...] = ()
-    """What pip installs without its own requirements: more than we use."""
+    """Requirements that pip installs without their dependencies, which are not needed here."""
 
     @property
     def everything(self) -> tuple[str, ...]:
@@ -32,11 +32,11 @@ PACKAGES: dict[str, Package] = {
     "nemo_gym": Package(("nemo-gym==0.4.0",), "nemo_gym", (3, 12)),
     "verifiers": Package(("verifiers==0.4.0", "uv==0.13.9"), "verifiers", (3, 11)),
     "verifiers_v0": Package(("verifiers==0.1.14",), "verifiers", (3, 11)),
-    # The rest of its requirements is for its own models and its other tasks.
+    # The rest of its requirements are for its own models and its other tasks.
     "bfcl": Package(("mpmath==1.3.0",), "bfcl_eval", (3, 11), alone=("bfcl-eval==2026.3.23",)),
-    # Some games use numpy and chess, which TextArena does not ask for, and syntax of Python 3.12.
+    # Some games use numpy and chess, which TextArena does not require, and syntax of Python 3.12.
     "textarena": Package(("textarena==0.7.4", "numpy==2.3.5", "chess==1.11.2"), "textarena", (3, 12)),
-    # Its mathematics and its crosswords use more than it asks for. It refuses Python 3.12.1 and later.
+    # Its mathematics and its crosswords use more than it requires. It refuses Python 3.12.1 and later.
     "gem": Package(
         ("gem-llm==0.1.0", "datasets==5.2.0", "pandas==3.1.1", "pylatexenc==2.10"), "gem", (3, 11), newest=(3, 11)
     ),
@@ -46,7 +46,7 @@ PACKAGES: dict[str, Package] = {
 
 
 def package_named(name: str) -> tuple[str, Package]:
-    """Return the name and the package of an environment, which may be written with hyphens. Raises `UserError`."""
+    """Return the name and the package of an environment. The name may have hyphens. Raises `UserError`."""
     found = name.replace("-", "_").lower()
     if found not in PACKAGES:
         raise UserError(

@@ -2,11 +2,11 @@
 
     pool = pool_of(Program("nim", python, Path("worker.py")), processes=2)
     async with pool.episode({"seed": 1}, seconds=60) as game:      # or: await pool.start(...), await game.close()
-        print(game.first)                                          # what `start` returned
+        print(game.first)                                          # the result of `start`
         result = await game.step({"move": "[1 2]"})
 
-A pool starts processes when episodes need them, and gives a new episode to the process that serves fewest. A process
-that died is replaced by the next episode.
+A pool starts processes when episodes need them, and gives a new episode to the process with the fewest. The next
+episode replaces a process that has died.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WorkerEpisode:
         self._name = str(next(_names))
         self._begun = self._closed = False
         self.first: Any = None
-        """What `start` returned."""
+        """Result of `Worker.start`."""
 
     async def start(self, arguments: Mapping[str, Any]) -> None:
         """Begin. Raises `EnvError`."""
@@ -44,11 +44,11 @@ class WorkerEpisode:
         self.first = await self._ask("start", arguments=dict(arguments))
 
     async def step(self, arguments: Mapping[str, Any], *, bounded: bool = True) -> Any:
-        """Return the result of the next step. Raises `EnvError`. One that is not `bounded` may take any time."""
+        """Return the result of the next step. Raises `EnvError`. Without `bounded` a step may take any time."""
         return await self._ask("step", bounded=bounded, arguments=dict(arguments))
 
     async def close(self) -> None:
-        """Release the episode. A second call does nothing, nor one after the process died."""
+        """Release the episode. Do nothing if it was released, or if the process has died."""
         if self._closed:
             return
         self._closed = True
@@ -57,7 +57,7 @@ class WorkerEpisode:
                 await self._ask("close")
         except EnvError:
             if self._process.ended is None:
-                raise  # `close` itself raised; if the process died, the episode is gone with it
+                raise  # `close` itself raised, or the process has died and the episode with it
         finally:
             self._pool.give_back(self._process)
 
@@ -81,7 +81,7 @@ class WorkerPool:
     async def start(self, arguments: Mapping[str, Any], *, seconds: float | None) -> WorkerEpisode:
         """Begin an episode with the `arguments` of `Worker.start`. Raises `EnvError`.
 
-        `seconds` is the time of each call: one that takes longer fails, with all episodes of its process. None sets no
+        `seconds` limits each call. A call that takes longer fails, with all episodes of its process. None means no
         limit.
         """
         if self._exclusive:
@@ -103,7 +103,7 @@ class WorkerPool:
 
     @asynccontextmanager
     async def episode(self, arguments: Mapping[str, Any], *, seconds: float | None) -> AsyncIterator[WorkerEpisode]:
-        """Begin an episode as `start` does, and close it at the end of the block."""
+        """Begin an episode like `start`, and close it at the end of the block."""
         episode = await self.start(arguments, seconds=seconds)
         try:
             yield episode
@@ -111,7 +111,7 @@ class WorkerPool:
             await episode.close()
 
     async def rows(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return what `Worker.rows` yields. Raises `EnvError`."""
+        """Return the rows that `Worker.rows` yields. Raises `EnvError`."""
         process = self._process()
         await process.ready()
         name, rows, is_more = f"rows-{next(_names)}", [], True
@@ -134,7 +134,7 @@ class WorkerPool:
             self._room.release()
 
     def _process(self) -> WorkerProcess:
-        """Return the process for the next episode, which may be new. Raises `EnvError`."""
+        """Return the process for the next episode, and start one if necessary. Raises `EnvError`."""
         self._processes = [process for process in self._processes if process.ended is None]
         least = min(self._processes, key=lambda process: process.load, default=None)
         if least is None or (least.load and len(self._processes) < self._size):
@@ -144,7 +144,7 @@ class WorkerPool:
 
 
 def pool_of(program: Program, *, processes: int = 1, exclusive: bool = False) -> WorkerPool:
-    """Return the pool of a program in the running event loop; all environments that ask alike share it."""
+    """Return the pool of a program in the running event loop. Equal arguments give the same pool."""
     for loop in [loop for loop in _POOLS if loop.is_closed()]:
         _close(loop)
     pools = _POOLS.setdefault(asyncio.get_running_loop(), {})
@@ -165,7 +165,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def rows_of(program: Program, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what `Worker.rows(**arguments)` of a program yields, with a process of its own.
+    """Yield the rows of `Worker.rows(**arguments)` of a program, which runs in a temporary process.
 
     Raises `UserError` if the package does not work or refuses the arguments.
     """
@@ -180,4 +180,4 @@ def rows_of(program: Program, arguments: Mapping[str, Any]) -> Iterator[dict[str
     try:
         yield from run_blocking(found)
     except EnvError as error:
-        raise UserError(f"The rows of {program.name} cannot be made: {error}") from error
+        raise UserError(f"The rows of {program.name} cannot be created: {error}") from error

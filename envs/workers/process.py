@@ -1,4 +1,4 @@
-"""`WorkerProcess`: one process of a package's own interpreter, and the requests that it has not answered yet."""
+"""`WorkerProcess`: one process of a package's own interpreter, and its pending requests."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from agentloop.errors import EnvError
 
 _SCRIPT = Path(__file__).with_name("script.py")
 _START_SECONDS = 300.0
-"""Time of a new process to import its packages on a busy machine."""
+"""Seconds in which a new process must import its packages, even on a busy machine."""
 _LINE_BYTES = 1 << 28
 _LONG = 100_000
-"""Size of an answer in bytes from which parsing it would block the event loop for milliseconds."""
+"""Bytes of an answer above which parsing would block the event loop for milliseconds."""
 _DEATH_SECONDS = 0.2
-"""Time between the end of the wire and the end of the process, which tells more."""
+"""Seconds to wait for the end of a process after its connection has ended, because its exit code explains more."""
 _KEPT_BYTES = 4000
-"""Bytes of the output of a process that are kept for errors."""
+"""Bytes of the output of a process to keep for errors."""
 
 
 @dataclass(slots=True, frozen=True)
 class Program:
-    """What a worker runs."""
+    """The program of a worker: interpreter, file and options."""
 
     name: str
     """Name of the environment, for errors."""
@@ -44,7 +44,7 @@ class Program:
 
     @property
     def key(self) -> str:
-        """A text that two programs share only if they are equal."""
+        """String that identifies the program. Only equal programs share it."""
         return json.dumps([self.name, self.python, str(self.file), self.options], sort_keys=True)
 
 
@@ -55,9 +55,9 @@ class WorkerProcess:
         """Start the process. Raises `EnvError` if its interpreter cannot be run."""
         self.program = program
         self.load = 0
-        """Episodes that it serves."""
+        """Number of episodes that the process serves."""
         self.ended: str | None = None
-        """Why the process ended; None while it runs."""
+        """Reason why the process has ended; None while it runs."""
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
@@ -91,17 +91,17 @@ class WorkerProcess:
         except TimeoutError as error:
             if not timeout.expired():
                 raise
-            self.end(f"it was ended, because a {op} took longer than {seconds:g} s")
+            self.end(f"it was killed because a {op} took longer than {seconds:g} s")
             raise EnvError(str(self.ended)) from error
         finally:
             self._waiting.pop(number, None)
 
     def end(self, reason: str) -> None:
-        """Kill the process and all that it started; its requests fail with `reason`. A second call does nothing."""
+        """Kill the process and its children. Its requests fail with `reason`. A second call does nothing."""
         if self.ended is not None:
             return
         died = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        with suppress(ProcessLookupError):  # before `wait`, which gives the number of the group back
+        with suppress(ProcessLookupError):  # before `wait`, which releases the number of the group
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
         if died:
@@ -129,7 +129,7 @@ class WorkerProcess:
         os.set_blocking(self._pipe, False)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environment |= {"PYTHONHASHSEED": "0", "PYTHONNOUSERSITE": "1"}  # the same tasks in every process
-        environment["AGENTLOOP_WORKER"] = secrets.token_hex(8)  # all that it starts ends with it
+        environment["AGENTLOOP_WORKER"] = secrets.token_hex(8)  # its children end with it
         command = [self.program.python, "-u", str(_SCRIPT)]
         try:
             self._process = subprocess.Popen(
@@ -144,7 +144,7 @@ class WorkerProcess:
         finally:
             theirs.close()
             os.close(output)
-        # Pipes stay open as long as a process that the package forked lives, so they do not tell when ours ends.
+        # Pipes stay open while any process that the package forked lives, so they do not show when ours ends.
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._pidfd, self._died)
         self._loop.add_reader(self._pipe, self._read_output)
@@ -160,13 +160,13 @@ class WorkerProcess:
             raise EnvError(str(self.ended)) from error
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Give each answer to whoever asked, until the wire ends."""
+        """Give each answer to its request, until the connection ends."""
         try:
             while line := await reader.readline():
                 answer = json.loads(line) if len(line) < _LONG else await asyncio.to_thread(json.loads, line)
                 waiting = self._waiting.get(answer["id"])
                 if waiting is None or waiting.done():
-                    continue  # whoever asked was cancelled
+                    continue  # the request was cancelled
                 if answer["ok"]:
                     waiting.set_result(answer["result"])
                 else:
@@ -174,7 +174,7 @@ class WorkerProcess:
         except ConnectionError:
             pass
         except ValueError as error:
-            self.end(f"its answer is no line of JSON: {error}")
+            self.end(f"its answer is not a line of JSON: {error}")
         await asyncio.sleep(_DEATH_SECONDS)
         self.end("it closed the wire")
 

@@ -1,8 +1,8 @@
-"""Random numbers for each of several games of one process. Workers load this file, since they have no agentloop.
+"""Separate random numbers for each of several games in one process. Workers load this file by its path.
 
 numbers = RandomNumbers(seed=7)
 with numbers.used():
-    game.step(...)    # draws from `random` and `numpy.random` what it would draw alone
+    game.step(...)    # draws the same from `random` and `numpy.random` as if it ran alone
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy
 
 
 class RandomNumbers:
-    """State of the random numbers of the process, as one game sees it."""
+    """State of `random` and `numpy.random` for one game."""
 
     def __init__(self, seed: int) -> None:
         before = _state()
@@ -27,7 +27,7 @@ class RandomNumbers:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Use these random numbers for a while."""
+        """Use these random numbers within the block."""
         before = _state()
         _restore(self._own)
         try:

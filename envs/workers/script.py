@@ -3,27 +3,27 @@
 The file may import anything that its interpreter has, and defines one class:
 
     class Worker:
-        def __init__(self, **options): ...        # options of the environment; imports that take long belong here
-        def rows(self, **arguments): ...          # yields the rows of a data set, JSON objects
-        def start(self, episode, arguments): ...  # begins the episode of this name; returns a JSON value
-        def step(self, episode, arguments): ...   # the next step of it; returns a JSON value
-        def close(self, episode): ...             # releases it; called once for each call of start, also if that failed
+        def __init__(self, **options): ...        # options of the environment; put slow imports here
+        def rows(self, **arguments): ...          # yield the rows of a dataset, JSON objects
+        def start(self, episode, arguments): ...  # begin the episode of this name; return a JSON value
+        def step(self, episode, arguments): ...   # make the next step; return a JSON value
+        def close(self, episode): ...             # release the episode; called once after each `start`, failed or not
 
-A method that an adapter does not need may be missing. A method may be `async`: such calls run at the same time. Plain
-ones run one after another in the main thread. What a call raises fails its episode, `SystemExit` included; only a
-process that dies fails all of its episodes.
+Methods that an adapter does not need may be missing. Calls of `async` methods run concurrently. Calls of plain methods
+run one after another in the main thread. An exception in a call, `SystemExit` included, fails only its episode. If the
+process dies, all its episodes fail.
 
-The wire is a socket at file descriptor 0, with one JSON object a line:
+The connection is a socket at file descriptor 0, with one JSON object per line:
 
     {"id": 1, "op": "hello", "file": "worker.py", "options": {}}         -> {"id": 1, "ok": true, "result": <pid>}
     {"id": 2, "op": "rows", "episode": "a", "arguments": {}}             -> ... "result": {"rows": [...], "more": true}
-    {"id": 3, "op": "start", "episode": "b", "arguments": {"seed": 1}}   -> ... "result": <what start returned>
+    {"id": 3, "op": "start", "episode": "b", "arguments": {"seed": 1}}   -> ... "result": <the result of start>
     {"id": 4, "op": "step", "episode": "b", "arguments": {}}             -> {"id": 4, "ok": false, "error": "..."}
     {"id": 5, "op": "close", "episode": "b"}                             -> ... "result": null
 
-The script moves the wire away from descriptor 0 before anything else, so that no library reads from it. Descriptors 1
-and 2 are one pipe, whose last lines are part of the error if the process dies. All that a package starts is killed when
-this process ends, and all of it when the other end of the wire closes.
+The script first moves the connection away from descriptor 0, so that no library reads from it. Descriptors 1 and 2 are
+one pipe, whose last lines are part of the error if the process dies. When this process ends, all processes that the
+package started are killed. When the other end of the connection closes, this process is killed, too.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from contextlib import suppress
 from typing import Any
 
 _ROWS_SECONDS = 0.2
-"""Time to collect rows for one answer."""
+"""Seconds in which rows are collected for one answer."""
 _LINE_BYTES = 1 << 28
 _MARK = "AGENTLOOP_WORKER"
-"""Variable by which the processes that a worker started are found, also those in sessions of their own."""
+"""Environment variable that marks all processes that a worker started, even those in other sessions."""
 
 
 def guard(wire: socket.socket) -> None:
-    """Fork a process that kills this one and all that it started when it ends, or the other end of the wire closes."""
+    """Fork a process that kills this one and its children when this one ends or the connection closes."""
     worker = os.getpid()
     ended = os.pidfd_open(worker)
     if os.fork():
         os.close(ended)
         return
-    os.setsid()  # our side kills the group of the worker, and would miss what left it
+    os.setsid()  # the client kills the group of the worker, but would miss processes that left the group
     poll = select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(wire, 0)  # only the hang-up, which is always reported
@@ -84,14 +84,14 @@ def load(path: str) -> Any:
 
 
 def described(error: BaseException) -> str:
-    """Return the type, the text and the place of an error."""
+    """Return the type, the message and the location of an error."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
 
 
 class Server:
-    """Answers the requests of the wire."""
+    """Answers the requests of the connection."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.pid = os.getpid()
@@ -112,7 +112,7 @@ class Server:
             line = json.dumps(dict(answer, ok=False, error=described(error)))
         finally:
             if os.getpid() != self.pid:
-                os._exit(0)  # a process that the package forked came back: it must not answer, too
+                os._exit(0)  # a process that the package forked returned here, and must not answer
         self.writer.write(line.encode() + b"\n")
 
     def call(self, request: dict[str, Any]) -> Any:
@@ -142,7 +142,7 @@ class Server:
         return {"rows": rows, "more": False}
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Answer requests until the wire ends."""
+        """Answer requests until the connection ends."""
         while True:
             line = await reader.readline()
             if not line.endswith(b"\n"):
@@ -158,7 +158,7 @@ class Server:
 
 
 async def main() -> None:
-    """Move the wire away from the standard descriptors, and serve."""
+    """Move the connection away from the standard descriptors, and serve."""
     wire = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -169,5 +169,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # the files beside this one are not for the package
+    del sys.path[0]  # keep the package from importing the files in this folder
     asyncio.run(main())

@@ -145,7 +145,7 @@ async def test_environments_get_what_their_constructor_does_not_take(styles, sty
 @pytest.mark.parametrize(
     ("style", "words"),
     [
-        ("late", "is an async function. Make the environment in a plain one"),
+        ("late", "is an async function. Use a plain function"),
         ("Half", "does not define step. An Env needs reset() and step(message)"),
         ("Verifiers", "does not derive from agentloop.Env: derive it"),
         ("Wide", "(styles.py, line 55) cannot be called as step(self, message): missing a required argument: 'info'"),

@@ -38,5 +38,5 @@ def test_unshuffled_order_matches_the_dataset():
 
 
 def test_dataset_of_another_size_is_rejected():
-    with pytest.raises(UserError, match=r"3 tasks when the checkpoint was written, and now it has 4"):
+    with pytest.raises(UserError, match=r"3 tasks when the checkpoint was written, but now it has 4"):
         TaskSampler(4).load_state_dict(TaskSampler(3).state_dict())

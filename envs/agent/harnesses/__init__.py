@@ -1,1 +1,1 @@
-"""Harnesses: agents that others publish, and how each is started with fresh configuration. One file each."""
+"""Harnesses: published agent programs, one file each, which start with fresh configuration."""

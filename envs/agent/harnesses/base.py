@@ -1,4 +1,4 @@
-"""`Harness`: what each file of this folder defines."""
+"""`Harness`: a published agent program and how to start it. Each other file of this folder defines one."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ if TYPE_CHECKING:
     from agentloop.envs.agent.endpoint import Endpoint
 
 PROGRAMS = Path(__file__).parent / "programs"
-"""Agents of libraries as programs, each one file."""
+"""Folder of programs that are agents of libraries, one file each."""
 
 
 @dataclass(slots=True, frozen=True)
 class Launch:
-    """How to start a program for one episode."""
+    """Command, environment and configuration of a program for one episode."""
 
     arguments: Sequence[str]
     variables: Mapping[str, str]
-    """Environment beside PATH, HOME and LANG."""
+    """Environment variables in addition to PATH, HOME and LANG."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Configuration: texts by their paths below the home directory."""
+    """Configuration files: content by path below the home directory."""
     stdin: str = ""
 
 
 @dataclass(slots=True, frozen=True)
 class Harness:
-    """An agent that others publish."""
+    """A published agent program."""
 
     name: str
     program: str
     """Name of its executable."""
     install: str
-    """The command that installs the version that the tests run."""
+    """Command that installs the tested version."""
     versions: str
-    """The supported versions (a specifier of PEP 440): from that of the tests to the next major one."""
+    """Supported versions (a PEP 440 specifier): from the tested version to the next major one."""
     speaks: str
-    """The route of the gateway that it calls."""
+    """Route of the gateway that the program calls."""
     launch: Callable[[str, Path, Endpoint, int | None], Launch]
-    """(task, home directory, its model, `compact_at`) -> how to start it.
+    """Function (task, home directory, model, `compact_at`) -> how to start the program.
 
-    At `compact_at` tokens of a conversation the program replaces its history by a summary; None leaves that to it.
+    When a conversation has `compact_at` tokens, the program replaces its history with a summary. None means the
+    program's own default.
     """
     compacts: bool = True
-    """Whether it knows `compact_at`."""
-    asks_version: Sequence[str] = ("--version",)
-    """Arguments with which it prints its version, before any other number."""
+    """Whether the program supports `compact_at`."""
+    version_arguments: Sequence[str] = ("--version",)
+    """Arguments that make the program print its version, before any other number."""

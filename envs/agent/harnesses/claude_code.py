@@ -19,7 +19,7 @@ _MODELS = (
 
 
 _WINDOW, _MAX_COMPACT_AT = 180_000, 167_000
-"""Tokens of a window of 200,000 without room for a summary, and the most of them at which it compacts."""
+"""Tokens of a window of 200,000 that are not reserved for a summary, and the highest number at which it compacts."""
 
 
 def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:
@@ -29,14 +29,14 @@ def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -
         "CLAUDE_CONFIG_DIR": str(home / ".claude"),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
-        "IS_SANDBOX": "1",  # as root it refuses to run without confirmations otherwise
+        "IS_SANDBOX": "1",  # otherwise it refuses to run without confirmations as root
     }
     variables |= dict.fromkeys(_MODELS, endpoint.model)
     if compact_at is not None:
         if compact_at > _MAX_COMPACT_AT:
             raise UserError(
-                f"`compact_at` in env.options is {compact_at}, and Claude Code compacts at {_MAX_COMPACT_AT} tokens at "
-                "the latest: lower it."
+                f"`compact_at` in env.options is {compact_at}, but Claude Code compacts at {_MAX_COMPACT_AT} tokens or "
+                "fewer: lower it."
             )
         variables["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = "200000"
         variables["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(100 * compact_at / _WINDOW)

@@ -1,4 +1,4 @@
-"""LangGraph with langchain-openai, which speaks OpenAI's chat completions: a graph with a shell."""
+"""A graph with a shell from LangGraph and langchain-openai, which speaks OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ HARNESS = Harness(
     versions=">=1.2,<2",
     speaks="/v1/chat/completions",
     launch=_launch,
-    asks_version=("-c", "from importlib.metadata import version; print(version('langgraph'))"),
+    version_arguments=("-c", "from importlib.metadata import version; print(version('langgraph'))"),
     compacts=False,
 )

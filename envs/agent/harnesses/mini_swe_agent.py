@@ -15,7 +15,7 @@ def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -
         "MSWEA_CONFIGURED": "true",
         "MSWEA_COST_TRACKING": "ignore_errors",
         "MSWEA_GLOBAL_CONFIG_DIR": str(home / ".config"),
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it would fetch it
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it would download this
     }
     model = f"openai/{endpoint.model}"
     return Launch(["--yolo", "--exit-immediately", "--cost-limit", "0", "--model", model, "--task", task], variables)
@@ -28,6 +28,6 @@ HARNESS = Harness(
     versions=">=2.4.6,<3",
     speaks="/v1/chat/completions",
     launch=_launch,
-    asks_version=("--help",),
+    version_arguments=("--help",),
     compacts=False,
 )

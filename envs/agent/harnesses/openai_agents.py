@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK, which speaks OpenAI's Responses: an agent of it with a shell."""
+"""An agent with a shell from the OpenAI Agents SDK, which speaks OpenAI's Responses."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ HARNESS = Harness(
     versions=">=0.24,<1",
     speaks="/v1/responses",
     launch=_launch,
-    asks_version=("-c", "from importlib.metadata import version; print(version('openai-agents'))"),
+    version_arguments=("-c", "from importlib.metadata import version; print(version('openai-agents'))"),
     compacts=False,
 )

@@ -1,4 +1,4 @@
-"""opencode, which speaks OpenAI's chat completions. It asks for a title in a conversation of its own."""
+"""opencode, which speaks OpenAI's chat completions. It requests a title in a separate conversation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentloop.envs.agent.endpoint import Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
 
 _OUTPUT = 32_000
-"""Tokens that it keeps free for an answer."""
+"""Tokens that opencode reserves for an answer."""
 
 
 def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:

@@ -10,7 +10,7 @@ from agentloop.envs.agent.endpoint import Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
 
 _OUTPUT = 16_384
-"""Tokens that it keeps free for an answer."""
+"""Tokens that pi reserves for an answer."""
 
 
 def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:
@@ -19,7 +19,7 @@ def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -
     settings: dict[str, Any] = {}
     if compact_at is not None:
         about["contextWindow"] = compact_at + _OUTPUT
-        # It keeps the last messages beside the summary.
+        # pi keeps the last messages in addition to the summary.
         settings["compaction"] = {"reserveTokens": _OUTPUT, "keepRecentTokens": compact_at // 4}
     models = {"providers": {"agentloop": provider | {"models": [about]}}}
     files = {".pi/agent/models.json": json.dumps(models), ".pi/agent/settings.json": json.dumps(settings)}

@@ -10,7 +10,7 @@ from agentloop.envs.agent.endpoint import Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
 
 _FREE = 33_000
-"""Tokens that it keeps free for a summary and an answer."""
+"""Tokens that Qwen Code reserves for a summary and an answer."""
 
 
 def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:

@@ -4,10 +4,10 @@
       factory: agent
       options: {harness: claude-code, check: [python, -m, pytest, -q]}
 
-The program starts with fresh configuration, in a home and a working directory of its own, and sees no other variables
-of the run than PATH and LANG. This keeps episodes apart; it does not confine the program, which can read and write what
-its user can. Its task is the text of the row's messages. `files` of the row ({path: text}) are in its working directory
-when it starts.
+The program starts with fresh configuration and new home and working directories, and sees no variables of the run
+except PATH and LANG. This keeps episodes apart, but it does not confine the program, which can read and write
+everything that its user can. Its task is the text of the row's messages. The row's `files` ({path: text}) are written
+to its working directory first.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ HARNESSES: dict[str, Harness] = {
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _checked: set[tuple[str, str]] = set()
-"""Harnesses and programs whose version is supported."""
+"""Pairs of a harness and a program whose version was checked."""
 
 
 class HarnessRun:
     """A harness, the path of its program, the command that checks its work, and the tokens at which it compacts.
 
-    Raises `UserError` if the harness is unknown, its program is not there, or it cannot compact at a given size.
+    Raises `UserError` if the harness is unknown, its program does not exist, or it does not support `compact_at`.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class HarnessRun:
         found = shutil.which(program or self.harness.program)
         if found is None:
             raise UserError(
-                f"The harness {name} needs the program {program or self.harness.program!r}, which is not there: "
+                f"The harness {name} needs the program {program or self.harness.program!r}, which does not exist: "
                 f"{self.harness.install}, or set `program` in env.options to its path."
             )
         self._program = str(Path(found).absolute())
 
     async def play(self, task: Mapping[str, Any], endpoint: Endpoint) -> AgentResult:
-        """Run the program to its end; what it prints is the answer. Cancelling kills it with its children.
+        """Run the program to its end. Its output is the answer. Cancelling kills it and its children.
 
         Raises `EnvError` if it fails, and `UserError` if its version is not supported.
         """
@@ -96,10 +96,10 @@ class HarnessRun:
         if (self.harness.name, self._program) in _checked:
             return
         try:
-            told = await run_process(asking_version(self.harness, self._program), environment)
+            output = await run_process(version_command(self.harness, self._program), environment)
         except EnvError as error:
-            told = str(error).rpartition("\n")[2].encode()
-        check_version(self.harness, self._program, told.decode(errors="replace"))
+            output = str(error).rpartition("\n")[2].encode()
+        check_version(self.harness, self._program, output.decode(errors="replace"))
         _checked.add((self.harness.name, self._program))
 
     async def _judge(self, check: Sequence[str], environment: Mapping[str, str], work: Path) -> float:
@@ -110,23 +110,23 @@ class HarnessRun:
         return 1.0
 
 
-def asking_version(harness: Harness, program: str) -> list[str]:
+def version_command(harness: Harness, program: str) -> list[str]:
     """Return the command that prints a program's version. Some programs print it on stderr."""
-    return ["sh", "-c", 'exec "$0" "$@" 2>&1', program, *harness.asks_version]
+    return ["sh", "-c", 'exec "$0" "$@" 2>&1', program, *harness.version_arguments]
 
 
-def check_version(harness: Harness, program: str, told: str) -> None:
-    """Raise `UserError` unless what a program told is a supported version."""
-    version = _VERSION.search(told)
+def check_version(harness: Harness, program: str, output: str) -> None:
+    """Raise `UserError` unless the output of a program contains a supported version."""
+    version = _VERSION.search(output)
     if version is None or version[0] not in SpecifierSet(harness.versions):
         raise UserError(
-            f"{program} is {told.strip()[:80]!r}, and the harness {harness.name} starts {harness.versions}: "
+            f"{program} is {output.strip()[:80]!r}, but the harness {harness.name} supports {harness.versions}: "
             f"{harness.install}, or start your version with `command`."
         )
 
 
 def harness_named(name: str, compact_at: int | None) -> Harness:
-    """Return a harness. Raises `UserError` if it is unknown, or cannot compact at a given size."""
+    """Return a harness. Raises `UserError` if it is unknown, or does not support `compact_at`."""
     if name not in HARNESSES:
         raise UserError(
             f"{name!r} is not a harness. Choose one of {', '.join(HARNESSES)}. To run another program, set `command` "
@@ -142,7 +142,7 @@ def _text_of(task: Mapping[str, Any]) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write texts by their paths below a folder. Raises `UserError` for a path outside of it."""
+    """Write files, given as text by path, below a folder. Raises `UserError` for a path outside it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         path = (folder / name).resolve()

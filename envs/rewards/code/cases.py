@@ -62,7 +62,7 @@ def read_cases(raw: Any, *, most: int) -> Cases:
 
 
 def same_output(got: str, wanted: str) -> bool:
-    """Return whether both have the same words in the same lines, apart from empty lines at the end."""
+    """Return whether both texts have the same words in the same lines, ignoring empty lines at the end."""
     ours, theirs = [[line.split() for line in text.rstrip().splitlines()] for text in (got, wanted)]
     return ours == theirs
 

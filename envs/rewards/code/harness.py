@@ -1,8 +1,8 @@
 """Script that runs in the sandbox after the solution, and calls its function or executes statements.
 
-It uses the standard library only. It reads its job, a JSON object in the last line of stdin, after the solution,
-so a solution that reads all of stdin passes no case. Each finished case adds a line to `done.jsonl`. The solution may
-end the process at any time: cases that are not in the file did not finish.
+It uses only the standard library. After the solution has run, it reads its job, a JSON object in the last line of
+stdin, so a solution that reads all of stdin passes no case. Each finished case adds a line to `done.jsonl`. The
+solution may end the process at any time, and then the missing cases count as unfinished.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 def main() -> None:
     """Run the solution and then the cases of the job."""
-    # Not "__main__", so that a program does not run its main part, such as reading stdin.
+    # Not "__main__", so that a program does not run its main part, which may read stdin.
     namespace: dict[str, Any] = {"__name__": "solution", "__file__": "solution.py"}
     with open("solution.py", encoding="utf-8") as file:
         source = file.read()

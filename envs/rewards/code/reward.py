@@ -31,7 +31,7 @@ class CodeTests(Reward):
     """Reward of 1.0 if the program in the last Python fence of the final text passes all cases, else 0.0.
 
     Expected outputs stay outside the sandbox, where the program cannot read them. Assert statements must run in the
-    program's process. They count only if they return a random marker, which arrives after the program ran, so
+    program's process. They count only if they return a random marker, which is sent after the program has run, so
     `os._exit(0)` passes nothing. Only cases with outputs protect against code that searches its own interpreter for the
     marker or overloads `==`.
     """
@@ -49,9 +49,9 @@ class CodeTests(Reward):
     ) -> None:
         """Create the sandbox, with the options of `code_interpreter`. Raises `UserError` for an invalid one.
 
-        `tests_field` is the row's column with the cases (formats: `cases.read_cases`), by default `answer` if the row
-        does not have it. With `partial` the reward is the share of cases that pass. Only the first `max_tests` cases
-        run. `timeout` is the seconds of one run of a program, or of all calls and assert statements together.
+        `tests_field` is the row's column with the cases (formats: `cases.read_cases`); rows without it have them in
+        `answer`. With `partial` the reward is the share of cases that pass. Only the first `max_tests` cases run.
+        `timeout` is the maximum seconds of one run of a program, or of all calls and assert statements together.
         """
         if max_tests < 1:
             raise UserError("max_tests of code_tests must be at least 1.")
@@ -81,7 +81,7 @@ class CodeTests(Reward):
         return {"reward": reward, "passed": passed / total, "has_program": 1.0}
 
     async def passed(self, program: str, cases: ProgramCases | CallCases | AssertCases) -> tuple[int, int]:
-        """Return (passed cases, all cases). Without `partial`, a failed case stops the run."""
+        """Return (number of passed cases, number of cases). Without `partial`, a failed case stops the run."""
         if isinstance(cases, ProgramCases):
             return await self._programs(program, cases), len(cases.stdin)
         if isinstance(cases, CallCases):
@@ -122,7 +122,7 @@ class CodeTests(Reward):
 
 
 def _numbered(line: str) -> tuple[int, list[Any]]:
-    """Parse a line of the harness. Malformed lines, which the solution may have written, have the number -1."""
+    """Parse a line of the harness. Malformed lines, which the solution may have written, get the number -1."""
     try:
         read = json.loads(line)
         return int(read["case"]), [read["result"]]

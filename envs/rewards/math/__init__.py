@@ -1,1 +1,1 @@
-"""Rewards of mathematical answers: equivalence by math-verify, which runs in its own process, and ReTool's reward."""
+"""Rewards of mathematical answers: equivalence by math-verify, in a separate process, and ReTool's reward."""

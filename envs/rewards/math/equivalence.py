@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 _SCRIPT = Path(__file__).with_name("worker.py")
 _MAX_CHARS = 2000
-"""Characters at the end of the final text that are parsed, because parsing takes time."""
+"""Number of last characters of the final text to parse, because parsing takes time."""
 
 
 class MathEquivalence(Reward):
     r"""Reward of 1.0 if the final answer is mathematically equal to the row's (1/2, \frac{1}{2}, 0.5), else 0.0.
 
-    It runs in separate processes, because an answer such as 9^{9^{9^9}} keeps sympy busy for hours in C code that
-    ignores signals. After the timeout the process is killed, the reward is 0, and `timed_out` is logged.
+    Comparisons run in separate processes, because an answer such as 9^{9^{9^9}} keeps sympy busy for hours in C code
+    that ignores signals. After the timeout the process is killed, the reward is 0, and `timed_out` is logged.
     """
 
     def __init__(self, *, boxed: bool = False, timeout: float = 5.0, workers: int = 2) -> None:
@@ -54,7 +54,7 @@ class MathEquivalence(Reward):
         return await self.compare(text, answer_of(task))
 
     async def compare(self, text: str, gold: Any) -> Outcome:
-        """Return whether `text` equals `gold`: a number, a text, or a list of alternatives."""
+        """Return whether `text` equals `gold`, which is a number, a string or a list of alternatives."""
         golds = [str(each) for each in gold] if isinstance(gold, list | tuple) else [str(gold)]
         for each in golds:
             try:

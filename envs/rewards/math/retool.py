@@ -1,4 +1,4 @@
-"""`ReTool`: the reward of the paper (arXiv 2504.11536), +1 or -1 for the answer and nothing for code or format."""
+"""`ReTool`: the reward of the paper (arXiv 2504.11536), +1 or -1 for the answer, nothing for code or format."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ReTool(Reward):
     """Reward of +1 for a correct answer, else -1. Options add verl's two deviations from the paper."""
 
     def __init__(self, *, strict: bool = True, tool_shaping: bool = False, **math_options: Any) -> None:
-        """Select how to compare answers. Raises as `MathEquivalence` does.
+        """Select how to compare answers. Raises the errors of `MathEquivalence`.
 
         With `strict`, the box must equal the answer exactly, as in verl's recipe (`strict_box`). Otherwise it must be
-        mathematically equal, as in the paper, and `math_options` are those of `math`. With `tool_shaping`, a wrong
-        answer gets 0.1 more per turn that called a tool, up to -0.6.
+        mathematically equal, as in the paper, and `math_options` are options of the reward `math`. With `tool_shaping`,
+        a wrong answer gets 0.1 more for each turn that called a tool, up to -0.6.
         """
         self._math = None if strict else MathEquivalence(boxed=True, **math_options)
         self._tool_shaping = tool_shaping

@@ -1,6 +1,6 @@
-"""Script that compares answers with math-verify in its own process, which can be killed. It does not use agentloop.
+"""Script that compares answers with math-verify in a process that can be killed. It does not use agentloop.
 
-It answers a line {"gold": ..., "text": ...} on stdin with {"readable": ..., "equal": ...} on stdout.
+It answers each line {"gold": ..., "text": ...} on stdin with {"readable": ..., "equal": ...} on stdout.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def test_agents_and_other_environments_side_by_side(renderer, ids_of):
         ({"harness": "none"}, "'none' is not a harness. Choose one of claude-code, codex"),
         (
             {"harness": "codex", "program": "/no/codex"},
-            "needs the program '/no/codex', which is not there",
+            "needs the program '/no/codex', which does not exist",
         ),
     ],
 )

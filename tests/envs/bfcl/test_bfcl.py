@@ -177,7 +177,7 @@ def test_rows_are_chosen_by_category_and_number(package):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"categories": "bases"}, "BFCL has no category bases: write some of base, miss_func"),
+        ({"categories": "bases"}, "BFCL has no category bases: use base, miss_func"),
         ({"start": 5, "stop": 5}, "must be 0 <= start < stop, got 5 and 5"),
     ],
 )

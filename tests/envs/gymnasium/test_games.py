@@ -59,7 +59,7 @@ def test_text_moves_show_the_format_and_use_the_last_word(play):
     trajectory = play(env, ["Not left but down", "hm", *PATH[1:]])
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.COMPLETED, 1.0)
     assert told(trajectory)[0].endswith("\n\nAnswer with one of: left, down, right, up.")
-    assert told(trajectory)[2] == "There is no action in this: say one of left, down, right, up."
+    assert told(trajectory)[2] == "There is no action in this: answer with one of left, down, right, up."
     assert trajectory.failures["model"] == 1
     assert trajectory.metrics["invalid_moves"] == 1
 

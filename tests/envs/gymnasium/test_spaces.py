@@ -91,7 +91,7 @@ def test_other_values_are_rejected_with_a_reason(name, value, wrap):
         ("box", [0, 0, 1.5], "action[2]: must be from -1 to 1, got 1.5."),
         ("box", [0, 0, math.nan], "action[2]: must be a number, got nan."),
         ("text", "", "action: must have 1 to 8 characters, got 0."),
-        ("text", "a b", "action: cannot have ' ' in it"),
+        ("text", "a b", "action: must not contain ' '"),
         ("tuple", [0], "action: must be an array of 2 elements, got [0]."),
     ],
 )

@@ -209,11 +209,11 @@ def test_what_the_package_does_not_have_is_named(rows_of, options, says):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "set one of `server` .* and `url`"),
-        ({"server": "x", "url": "http://x"}, "set one of"),
-        ({"url": "http://x"}, "need `file`"),
-        ({"url": "http://x", "file": "nowhere.jsonl"}, "nowhere.jsonl is none"),
-        ({"url": "http://x", "file": __file__}, "is none: correct `file`"),
+        ({}, "set either `server` .* or `url`"),
+        ({"server": "x", "url": "http://x"}, "set either"),
+        ({"url": "http://x"}, "set `file`"),
+        ({"url": "http://x", "file": "nowhere.jsonl"}, "nowhere.jsonl is not one"),
+        ({"url": "http://x", "file": __file__}, "is not one: correct `file`"),
         ({"server": "x", "size": 0}, "must be at least 1"),
     ],
 )
@@ -227,5 +227,5 @@ def test_items_without_a_request_are_refused(tmp_path):
     file.write_text('{"prompt": "hello"}\n')
     with pytest.raises(UserError, match=r"Item 0 of .* has no responses_create_params"):
         next(tasks(str(file), url="http://x"))
-    with pytest.raises(UserError, match="is no item of NeMo Gym"):
+    with pytest.raises(UserError, match="is not an item of NeMo Gym"):
         NemoGym({"id": "7", "messages": []})

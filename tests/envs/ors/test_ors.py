@@ -123,12 +123,12 @@ def test_an_address_without_a_server_is_named():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        with pytest.raises(UserError, match="did not answer /list_environments as the Open Reward Standard says"):
+        with pytest.raises(UserError, match="did not answer /list_environments according to the Open Reward Standard"):
             next(tasks(url))
 
 
 def test_rows_of_other_sources_are_refused():
-    with pytest.raises(UserError, match="is no task of a server: use the rows of"):
+    with pytest.raises(UserError, match="is not a task of a server: use the rows of"):
         OpenReward({"id": "7", "messages": []})
 
 
@@ -156,5 +156,5 @@ def test_results_are_read_or_refused():
         with pytest.raises(EnvError):
             read_output(wrong)
     for reward in ("NaN", "Infinity", '"1"'):
-        with pytest.raises(EnvError, match="no finite number"):
+        with pytest.raises(EnvError, match="not a finite number"):
             read_output('{"ok": true, "output": {"blocks": [], "reward": REWARD}}'.replace("REWARD", reward))

@@ -163,11 +163,11 @@ def test_a_rollout_that_is_out_of_time_ends(rows_of):
     ("options", "says"),
     [
         ({"id": "no-such-env"}, "taskset 'no-such-env' not found"),
-        ({"id": SUMS["id"]}, "the harness bash of the seat agent executes code: say where"),
+        ({"id": SUMS["id"]}, "the harness bash of the seat agent executes code: set where"),
         ({**SUMS, "config": {"id": "user-sim"}}, "has the seats .*, .*: set seat"),
         (
             {**SUMS, "config": {"agent": {"client": {"type": "eval"}, "harness": {"id": "null"}}}},
-            "has a client of its own",
+            "has its own client",
         ),
         ({**GUESSES, "config": {"group": True}}, "judges the rollouts of a group together"),
     ],

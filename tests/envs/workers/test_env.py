@@ -59,7 +59,7 @@ def test_a_game_of_a_worker_is_played_to_its_end(game):
             "env_error",
             "it exited with code 7",
         ),
-        ("    def start(self, e, a): return 5\n", "env", "env_error", "answered with int, not with an object"),
+        ("    def start(self, e, a): return 5\n", "env", "env_error", "answered with int instead of an object"),
         (
             "    def start(self, e, a): return {'messages': 'Go.'}\n"
             "    def step(self, e, a): return {'terminated': True}\n",

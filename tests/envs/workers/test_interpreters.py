@@ -53,7 +53,7 @@ def test_a_package_that_cannot_be_installed_or_imported_is_named(tmp_path):
     with pytest.raises(UserError, match=r"(?s)pip cannot install nowhere. Its last lines:.*nowhere"):
         install("nowhere", nowhere)
     assert "nowhere" not in PACKAGES
-    with pytest.raises(UserError, match="cannot make a virtual environment"):
+    with pytest.raises(UserError, match="cannot create a virtual environment"):
         install("nowhere", nowhere, python="/nowhere/python")
 
 
@@ -65,7 +65,7 @@ def test_an_interpreter_of_an_own_virtual_environment_stays_in_it(tmp_path):
 
 
 def test_an_interpreter_that_does_not_exist_is_an_error():
-    with pytest.raises(UserError, match=r"'\./nowhere/python', which is no program"):
+    with pytest.raises(UserError, match=r"'\./nowhere/python', which is not a program"):
         interpreter_of("textarena", "./nowhere/python")
 
 
@@ -87,7 +87,7 @@ def test_a_suitable_python_is_found_or_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     assert suitable_python("little", wanted) == str(real)  # a shim of a version that is not chosen does not run
     real.unlink()
-    with pytest.raises(UserError, match=r"little needs Python 3\.98 or 3\.99, and this machine has none"):
+    with pytest.raises(UserError, match=r"little needs Python 3\.98 or 3\.99, but this machine has none"):
         suitable_python("little", wanted)
 
 

@@ -170,7 +170,7 @@ async def test_a_worker_that_cannot_start_says_why():
 def test_rows_come_from_a_process_of_their_own():
     rows = list(rows_of(toy(), {"count": 1000}))
     assert [row["number"] for row in rows] == list(range(1000))
-    with pytest.raises(UserError, match=r"rows of toy cannot be made.*unexpected keyword argument 'size'"):
+    with pytest.raises(UserError, match=r"rows of toy cannot be created.*unexpected keyword argument 'size'"):
         list(rows_of(toy(), {"size": 3}))
 
 

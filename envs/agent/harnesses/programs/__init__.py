@@ -1,1 +1,1 @@
-"""Agents of libraries as programs. The harness copies one into the home directory of its episode and runs it there."""
+"""Programs that are agents of libraries. A harness copies one to the home directory of its episode and runs it."""

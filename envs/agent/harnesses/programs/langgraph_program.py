@@ -1,4 +1,4 @@
-"""An agent as a LangGraph graph with a shell: task on stdin, answer on stdout."""
+"""An agent that is a LangGraph graph with a shell. It reads its task from stdin and prints its answer."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""An agent of the OpenAI Agents SDK with a shell: task on stdin, answer on stdout."""
+"""An agent of the OpenAI Agents SDK with a shell. It reads its task from stdin and prints its answer."""
 
 import os
 import subprocess
