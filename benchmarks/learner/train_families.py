@@ -202,7 +202,7 @@ def main() -> None:
         if ours:
             result["times_as_fast_as"] = {name: ours / speed for name, speed in plain.items()}
         gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
-        print(results_file.write(f"train_step_{args.shape}", result, gpu=gpu))  # keep it if a later one fails
+        print(results_file.write(f"train_families_{args.shape}", result, gpu=gpu))  # keep it if a later one fails
 
 
 if __name__ == "__main__":
