@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agentloop.errors import UserError
 from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.rendering.formats.json_calls import HERMES
+from agentloop.rendering.formats.turn_form import TurnForm
 from agentloop.rendering.parsing import TurnParser
+from agentloop.types.grammar import Grammar
 from agentloop.types.messages import Message, ParsedTurn, text_of
 
 END = 0x110000
@@ -34,6 +37,9 @@ class TextRenderer:
 
     def parse(self, sampled: Sequence[int], **options: Any) -> ParsedTurn:
         return _PARSER.parse(self.decode(sampled[:-1]), **options)
+
+    def turn_grammar(self, form: TurnForm, tools: ToolSchemas = ()) -> Grammar:
+        raise UserError("Turns of text cannot be constrained.")
 
     def encode(self, text: str) -> list[int]:
         return list(map(ord, text))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.engines.base import Generation
 from agentloop.gateway.turns.requests import ModelRequest
 from agentloop.rendering.base import Continuation
+from agentloop.types.grammar import Grammar
 from agentloop.types.messages import Message
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
@@ -61,6 +62,8 @@ class Place:
     continuation: Continuation | None = None
     """End of the prompt after `parent`; None without a parent."""
     new_images: Sequence[PlacedImage] = ()
+    grammar: Grammar | None = None
+    """Form of the turn; None if it may have any."""
 
     @property
     def images(self) -> list[Any]:
@@ -126,7 +129,13 @@ class Conversations:
             stream.append(SegmentKind.TEMPLATE, place.continuation.closing)
             stream.append(SegmentKind.OBSERVATION, place.continuation.observation, images=place.new_images)
         start = len(stream)
-        stream.append(SegmentKind.SAMPLED, generation.ids, logprobs=generation.logprobs, versions=generation.versions)
+        stream.append(
+            SegmentKind.SAMPLED,
+            generation.ids,
+            logprobs=generation.logprobs,
+            versions=generation.versions,
+            grammar=place.grammar,
+        )
         stream.add_routed(generation.routed)
         stream.turn_rewards.append(0.0)
         stream.messages += [*place.new_messages, message]

@@ -20,8 +20,10 @@ from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import conversation_keys
 from agentloop.gateway.turns.requests import ModelRequest
 from agentloop.gateway.turns.stops import without_stop
+from agentloop.process.log_once import warn_once
 from agentloop.process.offloading import off_loop
 from agentloop.process.threads import DECODING
+from agentloop.types.grammar import Grammar
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.messages import InvalidCall, Message, ParsedTurn, images_of, text_of
 from agentloop.types.requests import Sampling
@@ -189,6 +191,7 @@ class Session:
             if place.parent is None or not await self._render_new(place):
                 place = await self._render_whole(place)
             self._check_room(place)
+            place.grammar = await self._grammar(request)
             heard = _Heard(hear)
             with listening(heard.hear if hear is not None else None):
                 generation = await self._sample(place, tag, index)
@@ -234,6 +237,22 @@ class Session:
             return lambda _ids, _start: ()
         seen = await DECODING.run(lambda: [vision.see(image) for image in images])
         return lambda ids, start: vision.place(ids, seen, start)
+
+    async def _grammar(self, request: ModelRequest) -> Grammar | None:
+        """Return the grammar of a turn. Raises `ApiError` if turns cannot have the form that the client demands."""
+        form = request.form
+        if form is None:
+            return None
+        try:
+            grammar = self._renderer.turn_grammar(form, request.tools)
+            await self._engine.check_grammar(grammar)
+        except UserError as error:
+            if form.is_optional:
+                warn_once(f"The arguments of strict tools are not constrained. {error}")
+                return None
+            param = "tool_choice" if form.answer is None else "response_format"
+            raise ApiError(400, str(error), code="unsupported", param=param) from error
+        return grammar
 
     def _check_room(self, place: Place) -> None:
         if len(place.prompt) >= self._max_tokens:
@@ -288,6 +307,7 @@ class Session:
             top_k=top_k,
             stop_token_ids=self._renderer.stop_token_ids,
             stop_strings=(*self._renderer.stop_strings, *sampling.stop_strings, *request.stop),
+            grammar=place.grammar,
             seed=(int.from_bytes(tag, "big") if seed is None else seed) & 0x7FFFFFFF,
             routed_from=place.parent.stream.num_routed if place.parent is not None and place.appends else 0,
         )

@@ -41,3 +41,9 @@ def _is_new(*what: object) -> bool:
     is_new = what not in _told
     _told.add(what)
     return is_new
+
+
+def warn_once(message: str) -> None:
+    """Log a warning, if it is new."""
+    if _is_new(message):
+        _logger.warning("%s This is logged once.", message)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from agentloop.rendering.formats.base import ToolSchemas
+from agentloop.rendering.formats.turn_form import TurnForm
+from agentloop.types.grammar import Grammar
 from agentloop.types.messages import Message, ParsedTurn
 
 if TYPE_CHECKING:
@@ -72,6 +74,10 @@ class Renderer(Protocol):
         (qwen3_coder) take the types of arguments from `tools`. The id of a call is `call_id_prefix` and its index in
         the turn.
         """
+        ...
+
+    def turn_grammar(self, form: TurnForm, tools: ToolSchemas = ()) -> Grammar:
+        """Return the grammar of turns with this form. Raises `UserError` if turns of the model cannot have it."""
         ...
 
     def encode(self, text: str) -> list[int]:

@@ -16,7 +16,9 @@ from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.rendering.base import Continuation, ToolSchemas
+from agentloop.rendering.formats.turn_form import TurnForm
 from agentloop.rendering.template_renderer import TemplateRenderer
+from agentloop.types.grammar import Grammar
 from agentloop.types.messages import InvalidCall, Message, ParsedTurn, ToolCall, text_of
 
 
@@ -99,6 +101,9 @@ class InlineRenderer(TemplateRenderer):
         argument = _in_fence(argument) if self.inline.fenced else argument.strip()
         call = ToolCall(self.inline.tool, {self.inline.argument: argument}, f"{call_id_prefix}0")
         return ParsedTurn(content.strip(), None, (call,))
+
+    def turn_grammar(self, form: TurnForm, tools: ToolSchemas = ()) -> Grammar:
+        raise UserError("Turns with inline calls cannot be constrained: a turn is a part of a longer one.")
 
     def render_turn(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
         """Return the ids of an assistant message with at most one call; its text is trusted like template text.

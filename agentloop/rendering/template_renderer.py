@@ -13,10 +13,12 @@ from agentloop.rendering.builtin import ways_out
 from agentloop.rendering.encoding import TextEncoder
 from agentloop.rendering.formats import NAMES
 from agentloop.rendering.formats.base import PLAIN, CallFormat
+from agentloop.rendering.formats.turn_form import TurnForm, turn_grammar
 from agentloop.rendering.parsing import CallsInThinking, TurnParser
 from agentloop.rendering.splice import Splice, make_splice
 from agentloop.rendering.template import ChatTemplate
 from agentloop.rendering.turn_end import TurnEnds
+from agentloop.types.grammar import Grammar
 from agentloop.types.messages import Message, ParsedTurn, images_of
 from agentloop.vision.processor import ImageProcessor
 
@@ -144,6 +146,10 @@ class TemplateRenderer:
         return self._parser.parse(
             self.encoder.decode(ids), complete=complete, over=over, tools=tools, call_id_prefix=call_id_prefix
         )
+
+    def turn_grammar(self, form: TurnForm, tools: ToolSchemas = ()) -> Grammar:
+        text = turn_grammar(form, self.call_format, tools, starts_in_thinking=self.starts_in_thinking)
+        return Grammar(text, self.stop_token_ids)
 
     def encode(self, text: str) -> list[int]:
         return self.encoder.encode_plain(text)

@@ -14,6 +14,8 @@ from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.rendering.base import Continuation, ToolSchemas
+from agentloop.rendering.formats.turn_form import TurnForm
+from agentloop.types.grammar import Grammar
 from agentloop.types.messages import Message, ParsedTurn
 
 _ID_BYTES = 4
@@ -69,6 +71,9 @@ class Transcript:
         (line,) = lines_of(sampled)
         turn = self._read(line["sampled"])
         return turn if complete else ParsedTurn(turn.content, turn.reasoning)
+
+    def turn_grammar(self, form: TurnForm, tools: ToolSchemas = ()) -> Grammar:
+        raise UserError("The turns of a service cannot be constrained. Use the engine vllm or hf.")
 
     def encode(self, text: str) -> list[int]:
         return list(_packed(text.encode("utf-8", "surrogatepass")))

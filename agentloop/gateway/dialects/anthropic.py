@@ -12,9 +12,10 @@ from pydantic import BaseModel, Field
 from agentloop.gateway.dialects.base import as_json, event
 from agentloop.gateway.turns.completions import Completion
 from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import Images, call_of, joined, with_one_system_message
-from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, refuse, tool_of
+from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart
 
 if TYPE_CHECKING:
@@ -38,10 +39,12 @@ class _Tool(BaseModel):
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class _ToolChoice(BaseModel):
     type: str
+    name: str | None = None
 
 
 class _Format(BaseModel):
@@ -69,17 +72,15 @@ class Anthropic:
 
     def read(self, body: bytes, memory: Memory | None = None) -> ModelRequest:
         read = read_body(_Body, body)
-        choice = read.tool_choice.type if read.tool_choice else "auto"
-        if choice not in ("auto", "none"):
-            raise refuse("tool_choice", "Its type may be auto or none.")
-        if read.output_config and read.output_config.format:
-            raise refuse("output_config.format", "Request the format in a message, and let the reward judge it.")
+        choice = ToolChoice.of(read.tool_choice.type, read.tool_choice.name) if read.tool_choice else ToolChoice()
+        answer = schema_of(read.output_config.format if read.output_config else None, "output_config.format")
         return model_request(
             read,
             memory or Memory(),
             _read_messages(read),
             [_read_tool(tool, index) for index, tool in enumerate(read.tools or ())],
-            reads_calls=choice != "none",
+            form=form_of(answer, [tool.name for tool in read.tools or () if tool.strict], choice),
+            reads_calls=choice.reads_calls,
             max_tokens=read.max_tokens,
             top_k=read.top_k,
             stop=tuple(filter(None, read.stop_sequences or ())),

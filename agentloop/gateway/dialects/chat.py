@@ -13,9 +13,10 @@ from pydantic import BaseModel, Field
 from agentloop.gateway.dialects.base import as_json, event
 from agentloop.gateway.turns.completions import Completion
 from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined
-from agentloop.gateway.turns.requests import NO_FORMAT, Body, ModelRequest, model_request, read_body, refuse, tool_of
+from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, refuse, tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart, ToolCall
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class _Function(BaseModel):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class _Tool(BaseModel):
@@ -52,12 +54,12 @@ class _Body(Body):
     logprobs: bool | None = None
     return_token_ids: bool | None = None
     n: int | None = Field(default=None, ge=1, le=128)
+    response_format: dict[str, Any] | None = None
     # Refused, since they would change the sampled tokens:
     top_logprobs: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    response_format: dict[str, Any] | None = None
     functions: list[Any] | None = None
 
 
@@ -74,12 +76,15 @@ class Chat:
     def read(self, body: bytes, memory: Memory | None = None) -> ModelRequest:
         read = read_body(_Body, body)
         _refuse_unsupported(read)
+        choice = _tool_choice(read.tool_choice)
+        strict = [tool.function.name for tool in read.tools or () if tool.function.strict]
         return model_request(
             read,
             memory or Memory(),
             read_messages(read.messages),
             [tool_of(t.function.name, t.function.description, t.function.parameters) for t in read.tools or ()],
-            reads_calls=read.tool_choice != "none",
+            form=form_of(schema_of(read.response_format, "response_format"), strict, choice),
+            reads_calls=choice.reads_calls,
             max_tokens=read.max_completion_tokens or read.max_tokens,
             top_k=None if read.top_k is None else max(read.top_k, 0),
             stop=tuple(filter(None, [read.stop] if isinstance(read.stop, str) else read.stop or ())),
@@ -215,18 +220,22 @@ def _read_call(raw: Any, where: str) -> dict[str, Any]:
 
 def _refuse_unsupported(body: _Body) -> None:
     """Raise `ApiError` for fields that would change the sampled tokens and are not supported."""
-    plain = body.response_format is None or body.response_format.get("type") == "text"
     for param, is_fine, instead in (
         ("top_logprobs", not body.top_logprobs, "`logprobs` gives those of the sampled tokens."),
         ("presence_penalty", not body.presence_penalty, "Remove it."),
         ("frequency_penalty", not body.frequency_penalty, "Remove it."),
         ("logit_bias", not body.logit_bias, "Remove it."),
-        ("response_format", plain, NO_FORMAT),
         ("functions", not body.functions, "Use `tools`."),
-        ("tool_choice", body.tool_choice in (None, "auto", "none"), "It may be auto or none."),
     ):
         if not is_fine:
             raise refuse(param, instead)
+
+
+def _tool_choice(raw: Any) -> ToolChoice:
+    if not isinstance(raw, Mapping):
+        return ToolChoice.of(raw)
+    function = raw.get("function")
+    return ToolChoice.of(raw.get("type"), function.get("name") if isinstance(function, Mapping) else None)
 
 
 def _message(completion: Completion) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from agentloop.gateway.dialects.chat import openai_error
 from agentloop.gateway.dialects.responses_input import TEXT_ARGUMENT, Items, Tools
 from agentloop.gateway.turns.completions import Completion
 from agentloop.gateway.turns.errors import ApiError
+from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import with_one_system_message
-from agentloop.gateway.turns.requests import NO_FORMAT, Body, ModelRequest, model_request, read_body, refuse
+from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, refuse
 from agentloop.types.messages import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Responses:
         tools = Tools()
         for index, tool in enumerate(read.tools or ()):
             tools.read(tool, f"tools[{index}]")
+        choice = _tool_choice(read.tool_choice)
+        answer = schema_of(read.text.format if read.text else None, "text.format")
         instructions: list[Message] = [{"role": "system", "content": read.instructions}] if read.instructions else []
         messages = [*instructions, *_earlier(read.previous_response_id, memory)]
         Items(messages).read(read.input)
@@ -69,6 +72,7 @@ class Responses:
         given = {
             "instructions": read.instructions,
             "tools": read.tools or [],
+            "text": read.text.model_dump(exclude_none=True) if read.text else {"format": {"type": "text"}},
             "tool_choice": read.tool_choice or "auto",
             "temperature": read.temperature,
             "top_p": read.top_p,
@@ -81,7 +85,8 @@ class Responses:
             memory or Memory(),
             messages,
             tools.schemas,
-            reads_calls=read.tool_choice != "none",
+            form=form_of(answer, tools.strict, choice),
+            reads_calls=choice.reads_calls,
             max_tokens=read.max_output_tokens,
             options=_Options(name, int(time.time()), given, tools),
             kept_as=None if read.store is False else name,
@@ -221,17 +226,17 @@ def _earlier(name: str | None, memory: Memory | None) -> Sequence[Message]:
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    plain = body.text is None or body.text.format is None or body.text.format.get("type") == "text"
-    choice = body.tool_choice.get("type") if isinstance(body.tool_choice, Mapping) else body.tool_choice
     for param, is_fine, instead in (
-        ("text.format", plain, NO_FORMAT),
-        ("tool_choice", choice in (None, "auto", "none"), "It may be auto or none."),
         ("top_logprobs", not body.top_logprobs, "Remove it."),
         ("conversation", not body.conversation, "Use `previous_response_id`, or send the whole input."),
         ("background", not body.background, "Remove it."),
     ):
         if not is_fine:
             raise refuse(param, instead)
+
+
+def _tool_choice(raw: Any) -> ToolChoice:
+    return ToolChoice.of(raw.get("type"), raw.get("name")) if isinstance(raw, Mapping) else ToolChoice.of(raw)
 
 
 def _output(completion: Completion) -> list[dict[str, Any]]:

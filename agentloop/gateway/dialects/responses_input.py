@@ -24,6 +24,8 @@ class Tools:
     schemas: list[dict[str, Any]] = field(default_factory=list)
     custom: set[str] = field(default_factory=set)
     """Names of those that take a text instead of a JSON object."""
+    strict: set[str] = field(default_factory=set)
+    """Names of those whose arguments have to match their schemas."""
     spaces: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Names of those in a namespace: the namespace and the name there."""
 
@@ -50,6 +52,8 @@ class Tools:
                 f"{where} is {kind!r}, which OpenAI's service runs. Only function, custom and namespace work here.",
                 param=where,
             )
+        if raw.get("strict") is True:
+            self.strict.add(name)
         self.schemas.append(tool_of(name, raw.get("description"), parameters))
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import conversation_keys, key_of_tools
+from agentloop.rendering.formats.turn_form import TurnForm
 from agentloop.types.messages import Message
 
 
@@ -43,6 +44,8 @@ class ModelRequest:
     """Schemas of the tools; equal tools are one object."""
     reads_calls: bool = True
     """Whether calls are parsed; False if the client wants none."""
+    form: TurnForm | None = None
+    """The form that the client demands; None if it demands none."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -75,11 +78,20 @@ def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
 
 
 def model_request(
-    body: Body, memory: Memory, messages: Sequence[Message], tools: Sequence[dict[str, Any]], **more: Any
+    body: Body,
+    memory: Memory,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+    *,
+    form: TurnForm | None = None,
+    reads_calls: bool = True,
+    **more: Any,
 ) -> ModelRequest:
     """Return the request of a body; `tools` are written as in OpenAI's chat API."""
     key = json.dumps(tools) if tools else ""
     messages = memory.as_sampled(messages)
+    if form is not None and form.answer is not None and not tools:
+        reads_calls = False  # the answer may look like a call
     return ModelRequest(
         model=body.model,
         messages=messages,
@@ -88,6 +100,8 @@ def model_request(
         temperature=body.temperature,
         top_p=body.top_p,
         stream=bool(body.stream),
+        form=form,
+        reads_calls=reads_calls,
         **more,
     )
 
@@ -104,12 +118,6 @@ def tool_of(name: str, description: str | None, parameters: Any) -> dict[str, An
 def refuse(param: str, instead: str) -> ApiError:
     """Return the error of a field that would change the sampled tokens."""
     return ApiError(400, f"`{param}` is not supported here. {instead}", code="unsupported", param=param)
-
-
-NO_FORMAT = (
-    "A grammar changes the distribution of the tokens, so their log-probabilities would not be those of the learner. "
-    "Request the format in a message, and let the reward judge it."
-)
 
 
 @lru_cache(maxsize=512)

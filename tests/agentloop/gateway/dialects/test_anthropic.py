@@ -164,7 +164,7 @@ def test_images_are_read_in_messages_and_in_results():
         ({"messages": [{"role": "tool", "content": "x"}]}, "role 'tool'"),
         ({"messages": [QUESTION, {"role": "assistant", "content": "I"}]}, "last message"),
         ({"messages": [QUESTION], "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "service runs"),
-        ({"messages": [QUESTION], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"messages": [QUESTION], "tool_choice": {"type": "some"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]}, "base64"),
         ({"messages": []}, "messages"),
     ],

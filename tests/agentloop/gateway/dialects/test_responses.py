@@ -117,8 +117,8 @@ async def test_custom_tools_and_namespaces_are_called_as_they_were_declared(reco
         ({"input": [{"role": "tool", "content": "x"}]}, "role 'tool'"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "type 'input_file'"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "service runs"),
-        ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format"),
-        ({"input": "x", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"input": "x", "tool_choice": "some"}, "tool_choice"),
         ({"input": []}, "input"),
     ],
 )
