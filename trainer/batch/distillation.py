@@ -63,6 +63,11 @@ class TeacherEndpoint:
                 f"An episode has images, which the teacher at {self._url} cannot score by token ids. Set "
                 "algorithm.distillation.teacher to the folder of the teacher."
             )
+        if any(sample.constrained for sample in samples):
+            raise UserError(
+                f"An episode has turns with a grammar, which the teacher at {self._url} scores without it. Set "
+                "algorithm.distillation.teacher to the folder of the teacher."
+            )
         if not self._name:
             self._name = str(self._request("GET", "models")["data"][0]["id"])
         with ThreadPoolExecutor(_CONCURRENCY, thread_name_prefix="teacher") as threads:
