@@ -1,4 +1,4 @@
-"""Turns that the hf engine samples with a grammar have the same log-probabilities in the learner."""
+"""Turns that an engine samples with a grammar have the same log-probabilities in the learner."""
 
 import json
 from dataclasses import replace
@@ -40,12 +40,11 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(CHECKPOINT)
 
 
-@pytest.fixture(scope="module")
-async def trajectories(tokenizer):
-    """Four episodes of two turns: a constrained one, and one without a grammar."""
+async def play(tokenizer, name, **options):
+    """Play four episodes of two turns: a constrained one, and one without a grammar."""
     stop = (tokenizer.eos_token_id,)
     grammar = Grammar(form(SCHEMA), stop)
-    engine = engines.create("hf", model=str(CHECKPOINT), device="cpu", dtype="float32", seed=0)
+    engine = engines.create(name, model=str(CHECKPOINT), dtype="float32", **options)
     await engine.start()
     played = []
     for number in range(4):
@@ -67,6 +66,11 @@ async def trajectories(tokenizer):
         played.append(trajectory)
     await engine.close()
     return played
+
+
+@pytest.fixture(scope="module")
+async def trajectories(tokenizer):
+    return await play(tokenizer, "hf", device="cpu", seed=0)
 
 
 def samples_of(trajectories):
@@ -99,6 +103,15 @@ def test_the_learner_computes_the_log_probabilities_of_the_engine(trajectories):
     samples = samples_of(trajectories)
     for sample, logprobs in zip(samples, learner().logprobs(samples), strict=True):
         np.testing.assert_allclose(logprobs, sample.logprobs[sample.loss_mask], atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+async def test_vllm_reports_log_probabilities_of_the_allowed_tokens(tokenizer):
+    played = await play(tokenizer, "vllm", max_model_len=384, gpu_memory_utilization=0.3, enforce_eager=True)
+    samples = samples_of(played)
+    for sample, logprobs in zip(samples, learner().logprobs(samples), strict=True):
+        np.testing.assert_allclose(logprobs, sample.logprobs[sample.loss_mask], atol=1e-3)
 
 
 def test_without_its_grammar_a_turn_seems_to_be_sampled_by_another_policy(trajectories):
