@@ -1,4 +1,4 @@
-"""Boxes: whole machines for one episode each, with a file system that lasts from start to stop."""
+"""Boxes: one whole machine for each episode, with a file system that persists from start to stop."""
 
 from agentloop.boxes.interface.box import Box, BoxError, BoxLostError, BoxProvider, BoxResult, Process
 from agentloop.boxes.interface.spec import BoxSpec, Image, Network

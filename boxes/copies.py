@@ -1,4 +1,4 @@
-"""Pack what is copied into a box, and unpack what a box has sent. Both block."""
+"""Pack files for a box, and unpack files from a box. Both block."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MOST_FILES = 1_000_000
 
 
 def pack(source: Path, target: PurePosixPath, stream: IO[bytes]) -> str:
-    """Write a file, or the content of a directory, as a tar stream that is to become `target` of a box.
+    """Write a file, or the content of a directory, as a tar stream that becomes `target` in a box.
 
-    Returns the directory of the box that the stream belongs into. All is owned by root. Raises `BoxError`.
+    Returns the directory of the box to unpack the stream in. Root owns all files. Raises `BoxError`.
     """
     if not source.exists():
         raise BoxError(f"{source} does not exist, so it cannot be copied into the box.")
@@ -48,10 +48,10 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def unpack(stream: IO[bytes], source: str, target: Path, max_bytes: int, *, is_file: bool, below: str = "") -> None:
-    """Unpack what a box has sent as its `source`. Nothing in it is trusted. Raises `BoxError`.
+    """Unpack the stream that a box sent for `source`. Nothing in it is trusted. Raises `BoxError`.
 
-    Links, devices and sockets are left out; a further name of a file becomes a copy. `below` is the first part of all
-    names in the stream, which is removed.
+    Links, devices and sockets are left out; hard links become copies. `below` is the first part of all names in
+    the stream and is removed.
     """
     stream.seek(0)
     total = 0
@@ -85,7 +85,7 @@ def _inside(name: str, below: str) -> str:
 
 
 def _copy(folder: Path, original: str, name: str) -> None:
-    """Copy a file that was unpacked below `folder` before. Names that leave the folder, or no file, are left out."""
+    """Copy a file already unpacked below `folder`. Skip names outside the folder and names that are not files."""
     top = os.path.realpath(folder)
     paths = [os.path.realpath(os.path.join(top, each)) for each in (original, name)]
     if all(path.startswith(f"{top}/") for path in paths) and os.path.isfile(paths[0]) and not os.path.exists(paths[1]):

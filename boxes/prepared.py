@@ -1,4 +1,4 @@
-"""`PreparedBox`: one box is prepared for several episodes, and each gets a copy of it."""
+"""`PreparedBox`: prepare one box for several episodes, each of which gets a copy."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from agentloop.boxes.interface.box import Box
 
 _RUNS_NOTHING_ELSE = 'for folder in /proc/[0-9]*; do case "${folder#/proc/}" in 1|$$|$PPID) ;; *) exit 1 ;; esac; done'
-"""Succeeds if the box runs its first process and this script alone; a supervisor of ours may be its parent."""
+"""Script that succeeds if the box runs only its first process and this script; our supervisor may be its parent."""
 
 
 class PreparedBox:
     """Prepares a box once for `takers` callers of `take`, on one event loop.
 
-    Each gets a copy, and the last one the box itself. No process is copied: if the preparation left one running, the
-    first caller gets the box, and the others prepare boxes of their own.
+    Each gets a copy; the last gets the box itself. Processes are not copied: if the preparation left one running, the
+    first caller gets the box, and each of the others prepares another one.
     """
 
     def __init__(self, prepare: Callable[[], Awaitable[Box]], takers: int) -> None:
@@ -73,7 +73,7 @@ class PreparedBox:
             raise
 
     async def close(self) -> None:
-        """Stop the box, unless somebody has taken it. Copies stay."""
+        """Stop the box unless a caller has taken it. Copies keep running."""
         if self._preparing is None:
             return
         self._preparing.cancel()

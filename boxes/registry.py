@@ -27,7 +27,7 @@ PROVIDERS: Registry[type[BoxProvider]] = Registry(
 def create(name: str = "rootfs", **options: Any) -> BoxProvider:
     """Return a provider of boxes, not opened yet; `options` are the arguments of its class.
 
-    `name` is a registered provider or a class of one's own, 'module:Class'. Raises `UserError` for an unknown provider
+    `name` is a registered provider or your own class, 'module:Class'. Raises `UserError` for an unknown provider
     or option.
     """
     provider = PROVIDERS.get(name)

@@ -15,7 +15,7 @@ _PROVIDERS: dict[asyncio.AbstractEventLoop, dict[str, asyncio.Task[BoxProvider]]
 
 
 async def provider_of(name: str | None = None, options: Mapping[str, Any] | None = None) -> BoxProvider:
-    """Return the open provider of this event loop; all that ask alike share it. Its boxes end with this process.
+    """Return the open provider of this event loop; equal options share one. Its boxes end with this process.
 
     None is docker if an engine answers, else rootfs. Raises `UserError` if the provider cannot make boxes.
     """
@@ -28,7 +28,7 @@ async def provider_of(name: str | None = None, options: Mapping[str, Any] | None
     try:
         return await asyncio.shield(providers[key])
     except UserError:
-        providers.pop(key, None)  # an engine may be started meanwhile
+        providers.pop(key, None)  # an engine may start later
         raise
 
 

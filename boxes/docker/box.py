@@ -27,7 +27,7 @@ from agentloop.boxes.network.relay import Handler, Relays, to_address
 T = TypeVar("T")
 
 MARK = "AGENTLOOP_COMMAND"
-"""Variable by which the processes of a command are found."""
+"""Variable that identifies the processes of a command."""
 _KILL = (
     # A killed process takes its time to end on a busy machine.
     "end=$(($(date +%s) + 5)); while :; do left=; for folder in /proc/[0-9]*; do "
@@ -36,11 +36,11 @@ _KILL = (
 )
 _FIND = 'grep -qs "$1" /proc/[0-9]*/environ'
 _NOT_FOUND_THERE = 1
-"""Exit status of the script above if no process of the command goes on; a box can lack grep."""
+"""Exit status of the script above if no process of the command is left; others can mean that grep is missing."""
 _INTERRUPT = (
     "own=; others=; for folder in /proc/[0-9]*; do "
     'if grep -q "$1" "$folder/environ" 2> /dev/null; then '
-    # A command of the engine has its parent outside of the box.
+    # The parent of a command that the engine starts is outside the box.
     'if grep -q "^PPid:[[:space:]]*0$" "$folder/status"; then own="${folder#/proc/}"; '
     'else others="$others ${folder#/proc/}"; fi; fi; done; kill -INT ${others:-$own}'
 )
@@ -106,7 +106,7 @@ class DockerBox:
             self._on_end(self)
 
     def _reap(self) -> None:
-        """Let the first process reap what ended without a parent."""
+        """Let the first process reap orphans that have ended."""
         with contextlib.suppress(OSError):
             self._lease.send(b"\n")
 
@@ -134,7 +134,7 @@ class DockerBox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         stdin: bytes = b"",
-        timeout: float | None = None,  # noqa: ASYNC109 - the box kills what runs too long
+        timeout: float | None = None,  # noqa: ASYNC109 - the box enforces the timeout
         output_bytes: int = 1 << 20,
         on_output: OnOutput | None = None,
     ) -> BoxResult:
@@ -173,7 +173,7 @@ class DockerBox:
         finally:
             streams.close()
         code = None if timed_out else await self._status(number)
-        if code == _KILLED:  # together with the box?
+        if code == _KILLED:  # was the box killed too?
             await self._call(self._engine.processes)
         self._check_alive()
         self._reap()
@@ -223,7 +223,7 @@ class DockerBox:
     async def _status(self, number: str) -> int | None:
         """Return the exit status of a command whose output has ended."""
         while (code := await self._call(self._engine.status, number)) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # the engine closes the streams a moment before
+            await asyncio.sleep(0.01)  # the engine closes the streams slightly earlier
         return code
 
     async def signal(self, mark: str, script: str) -> None:
@@ -234,7 +234,7 @@ class DockerBox:
             self._reap()
 
     async def _goes_on(self, mark: str) -> bool:
-        """Return whether processes of a command are alive, or none can be looked for."""
+        """Return whether processes of a command are alive; True if the box cannot be searched."""
         return await self._run_script(_FIND, mark) != _NOT_FOUND_THERE
 
     async def _run_script(self, script: str, mark: str) -> int | None:
@@ -244,7 +244,7 @@ class DockerBox:
         )
         streams = Streams(connection, early, tty=False)
         try:
-            async with asyncio.timeout(_SCRIPT_SECONDS):  # the shell of the box may be another program by now
+            async with asyncio.timeout(_SCRIPT_SECONDS):  # the agent may have replaced the shell of the box
                 while await streams.read() is not None:
                     pass
                 return await self._status(number)
@@ -304,7 +304,7 @@ class DockerBox:
         return SentArchive(is_file=not is_directory, below=name)
 
     async def forward(self, port: int, host: str, host_port: int) -> None:
-        """Lead connections to 127.0.0.1:port of the box to an address of this machine's network (`Box.forward`)."""
+        """Forward connections to 127.0.0.1:port of the box to an address of this machine's network (`Box.forward`)."""
         await self._relay(port, to_address(host, host_port))
 
     async def open_network(self) -> None:
@@ -317,7 +317,7 @@ class DockerBox:
         await self._relays.serve(await asyncio.to_thread(listen_in, pid, port), handler)
 
     async def kill_processes(self) -> None:
-        """Kill every process of the box but its first, and check from outside that none is left."""
+        """Kill every process of the box but its first, and check from outside that none remains."""
         for _ in range(10):
             with contextlib.suppress(BoxLostError):  # the killed shell may be reported as a lost command
                 await self._run_script("kill -9 -1", "")
@@ -329,7 +329,7 @@ class DockerBox:
         raise BoxError(f"Processes of the box {self.id} cannot be killed: {', '.join(left[:5])}.")
 
     async def fork(self) -> DockerBox:
-        """Return another box whose files are as here now; no process is copied."""
+        """Return another box with a copy of the current files; processes are not copied."""
         return await self._copy(self)
 
     async def commit(self) -> str:
@@ -337,7 +337,7 @@ class DockerBox:
         return await self._call(self._engine.commit)
 
     async def stop(self) -> None:
-        """End the box and remove everything of it."""
+        """End the box and remove everything that belongs to it."""
         self._end()
         await asyncio.to_thread(self._engine.remove, self.id)
         for image in self.images:
@@ -368,7 +368,7 @@ class _Kept:
 
 
 def _explain(code: int, out: _Kept, err: _Kept) -> int:
-    """Replace the engine's report of a command that it could not start by that of shells; return the exit status.
+    """Replace the engine's report of a failed start with a shell's error message; return the exit status.
 
     Raises `BoxError` for an unknown user.
     """
@@ -387,6 +387,6 @@ def _explain(code: int, out: _Kept, err: _Kept) -> int:
 
 async def _write(streams: Streams, data: bytes) -> None:
     if data:
-        with contextlib.suppress(OSError):  # a command may end without reading all
+        with contextlib.suppress(OSError):  # a command may end before it reads everything
             await streams.write(data)
         streams.close_input()

@@ -1,4 +1,4 @@
-"""Calls to an engine for boxes. Every call blocks: make none on an event loop."""
+"""Calls to an engine for boxes. Every call blocks, so do not call these on an event loop."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 _LABEL = "agentloop.box"
 _FIRST_PROCESS = ("/bin/sh", "-c", "while read -r line; do (:); done")
-"""First process of a box. Each line that the owner writes makes it reap the processes that ended without a parent; when
-the connection of the owner closes it ends, and the box with it."""
+"""First process of a box. Each line that the owner writes makes it reap orphans that have ended. It ends when the
+owner's connection closes, and the box ends with it."""
 _CAPABILITIES = ("SYS_PTRACE",)
-"""Lets the root of a box read the environment of other users' processes, by which a command's processes are found."""
+"""Lets root in a box read the environment of other users' processes, which identifies a command's processes."""
 _ENDED = re.compile(
     "no such (container|exec)|no (container|exec session) with|is not running|has been stopped", re.IGNORECASE
 )
 _NETWORKS = {"none": "none", "allowlist": "none", "public": "bridge"}
 _CHUNK = 1 << 20
 _READ_AHEAD = 1 << 16
-"""More than the buffer of an answer holds."""
+"""Number of bytes above the size of an answer's buffer."""
 _DIRECTORY = 1 << 31
-"""Bit of a mode as the engine, a program in Go, writes it."""
+"""Directory bit of a file mode in Go, the engine's language."""
 
 
 class BoxEngine:
@@ -53,7 +53,7 @@ class BoxEngine:
         self._api: Any = self._engine.client.api
 
     def image(self, image: Image) -> tuple[str, str | None]:
-        """Return the id and the user of an image, which is pulled, built or imported if it is not there yet.
+        """Return the id and the user of an image, after pulling, building or importing it if it is missing.
 
         Raises `UserError`.
         """
@@ -109,7 +109,7 @@ class BoxEngine:
         )
 
     def start(self, name: str, image: str, spec: BoxSpec, storage_mb: int | None) -> tuple[str, socket.socket]:
-        """Start a box; return its id and the connection that it lives as long as. Raises `BoxError`."""
+        """Start a box; return its id and the connection whose closing ends it. Raises `BoxError`."""
         memory = f"{spec.memory_mb}m" if spec.memory_mb else None
         try:
             made = call(
@@ -154,7 +154,7 @@ class BoxEngine:
         stdin: bool = False,
         tty: bool = False,
     ) -> tuple[str, socket.socket, bytes]:
-        """Start a command; return its id, the connection to its streams, and what came of them. Raises `BoxError`."""
+        """Start a command; return its id, the connection to its streams, and output already read. Raises `BoxError`."""
         with _lost(box):
             made = call(
                 self._api.exec_create,
@@ -226,7 +226,7 @@ class BoxEngine:
     def remove(self, box: str) -> None:
         """End a box with everything in it, if it still exists. Raises `SandboxError`."""
         for _ in range(10):
-            with suppress(SandboxError):  # podman refuses while the box ends by itself
+            with suppress(SandboxError):  # podman refuses while the box is ending
                 self._engine.remove(box)
                 return
             time.sleep(0.1)
@@ -254,10 +254,10 @@ class BoxEngine:
 
 
 def _raw(connection: Any) -> tuple[socket.socket, bytes]:
-    """Return the socket of a connection that the SDK has opened, and the bytes that the SDK has read from it.
+    """Return the socket of a connection that the SDK has opened, and the bytes that the SDK has already read.
 
     The objects around the socket would close theirs. Output that arrives together with the headers of the answer is in
-    the buffer of the answer, not in the socket any more.
+    the buffer of the answer, no longer in the socket.
     """
     wrapped: socket.socket = getattr(connection, "_sock", connection)
     wrapped.setblocking(False)
@@ -267,7 +267,7 @@ def _raw(connection: Any) -> tuple[socket.socket, bytes]:
 
 @contextmanager
 def _lost(box: str) -> Iterator[None]:
-    """Raise `BoxLostError` if the engine does not know the box or does not run it, `BoxError` for all else."""
+    """Raise `BoxLostError` if the engine does not know the box or does not run it, `BoxError` for any other error."""
     import docker
 
     try:

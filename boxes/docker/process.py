@@ -50,12 +50,12 @@ class DockerProcess:
                 self._streams.close_input()
 
     async def read(self) -> bytes:
-        """Return the next piece of output, stdout and stderr as they come; empty at its end."""
+        """Return the next piece of output, stdout and stderr interleaved; empty at the end."""
         piece = await self._streams.read()
         return b"" if piece is None else piece[1]
 
     async def interrupt(self) -> None:
-        """Press Ctrl-C in its terminal; without one, send SIGINT to what it has started, else to itself."""
+        """Press Ctrl-C in its terminal; without one, send SIGINT to its children, or to itself if it has none."""
         if self._tty:
             await self.write(b"\x03")
         else:
@@ -70,7 +70,7 @@ class DockerProcess:
 
     async def wait(self) -> int:
         """Return its exit status, 128 + N for signal N."""
-        while not await self._ended():  # noqa: ASYNC110 - the engine tells only if asked
+        while not await self._ended():  # noqa: ASYNC110 - the engine sends no event
             await asyncio.sleep(_PAUSE)
         assert self._code is not None
         return self._code

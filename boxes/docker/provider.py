@@ -25,9 +25,9 @@ class DockerProvider:
     """Boxes in containers of the engine that the docker command line uses.
 
     A container ends when this process ends, even by SIGKILL: its first process reads from a connection of this one.
-    What a dead engine or an attacker kept alive, or a slow engine made too late, is removed by the other providers of
-    the machine: when they open, and every `sweep_seconds`. `memory_mb` and `storage_mb` hold for boxes that do not say;
-    not every engine can limit storage.
+    Containers left by an engine failure, an attack or a slow engine are removed by the machine's other providers, when
+    they open and every `sweep_seconds`. `memory_mb` and `storage_mb` are the defaults for boxes; not every engine can
+    limit storage.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class DockerProvider:
         return BoxEngine(self._address)
 
     async def prepare(self, image: Image) -> None:
-        """Pull, build or import an image. Raises `UserError` if it cannot be had."""
+        """Pull, build or import an image. Raises `UserError` if it is unavailable."""
         await self._images.get(image)
 
     def _image(self, image: Image) -> tuple[str, str | None]:
@@ -77,7 +77,7 @@ class DockerProvider:
         return self._engine.image(image)
 
     async def start(self, spec: BoxSpec) -> DockerBox:
-        """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
+        """Start a box. Raises `UserError` if the spec cannot be met, `BoxError` if the start fails."""
         image, user = await self._images.get(spec.image)
         ways = variables() if spec.network.mode == "allowlist" else {}
         return await self._finished(
@@ -85,7 +85,7 @@ class DockerProvider:
         )
 
     async def _finished(self, starting: Coroutine[Any, Any, DockerBox]) -> DockerBox:
-        """Return a box that starts in threads. If the caller is cancelled, the box is stopped when it is there."""
+        """Return a box that starts in threads. If the caller is cancelled, the box is stopped once it has started."""
         task = asyncio.create_task(starting)
         try:
             return await asyncio.shield(task)
@@ -127,7 +127,7 @@ class DockerProvider:
         return box
 
     async def close(self) -> None:
-        """Stop all boxes that are left, and close the connection."""
+        """Stop all remaining boxes, and close the connection."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])

@@ -12,19 +12,19 @@ Stream = Literal["stdout", "stderr"]
 _HEADER = 8
 _CHUNK = 1 << 16
 _ALL = 1 << 20
-"""More than a socket holds."""
+"""Number of bytes above the capacity of a socket."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 0.5
 _END_SECONDS = 0.2
-"""Seconds in which the output of most commands ends after them."""
+"""Seconds after a command ends within which its output usually ends."""
 _REST_SECONDS = 10.0
-"""Longest wait for the end of an output that no known program holds open."""
+"""Longest wait in seconds for the end of output that no known program holds open."""
 
 
 class Streams:
     """Reads and writes a connection that the engine has opened for a command. It belongs to one event loop."""
 
     def __init__(self, connection: socket.socket, early: bytes = b"", *, tty: bool) -> None:
-        """`early` is output that was read from the connection before."""
+        """`early` is output already read from the connection."""
         connection.setblocking(False)
         self._socket = connection
         self._tty = tty
@@ -56,7 +56,7 @@ class Streams:
         return piece
 
     def _next(self) -> tuple[Stream, bytes] | None:
-        """Return the next piece of what has arrived; None if it has not arrived whole."""
+        """Return the next complete piece that has arrived, or None."""
         start, end = 0, len(self._rest)
         name: Stream = "stdout"
         if not self._tty:
@@ -70,7 +70,7 @@ class Streams:
         return name, piece
 
     def _receive(self, size: int) -> bytes | None:
-        """Return what has arrived, empty at the end of the output; None if nothing has arrived since."""
+        """Return new data: empty at the end of the output, None if nothing has arrived."""
         if not self._is_open:
             return b""
         try:
@@ -93,10 +93,10 @@ class Streams:
     async def until(
         self, status: Callable[[], int | None], left_behind: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[tuple[Stream, bytes]]:
-        """Yield the output of a command until the output ends, or only programs go on that the command has left behind.
+        """Yield the output of a command until it ends, or until only programs it left behind are running.
 
         `status` blocks, and returns the exit status of a command that has ended. `left_behind` asks the engine whether
-        programs of the command go on; output of the command itself has arrived before the answer.
+        programs of the command are running; the command's own output arrives before the answer.
         """
         over = asyncio.ensure_future(_over(status, left_behind))
         reading = asyncio.ensure_future(self.read())
@@ -121,7 +121,7 @@ class Streams:
             await asyncio.gather(over, reading, return_exceptions=True)
 
     def close(self) -> None:
-        """Close the connection. The command goes on."""
+        """Close the connection. The command keeps running."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._socket)
@@ -130,7 +130,7 @@ class Streams:
 
 
 async def _over(status: Callable[[], int | None], left_behind: Callable[[], Awaitable[bool]]) -> None:
-    """Return after the end of a command whose output may have no end, since programs that it left hold it open."""
+    """Return after a command ends, even if programs that it left behind hold its output open."""
     pause = _FIRST_PAUSE
     await asyncio.sleep(pause)
     while await asyncio.to_thread(status) is None:

@@ -1,4 +1,4 @@
-"""Pull images and build Dockerfiles with buildah, without an engine. Everything blocks."""
+"""Pull images and build Dockerfiles with buildah, without an engine. All calls block."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pulled:
 
 
 class Buildah:
-    """Buildah with a storage of its own: it shares layers with earlier builds, and nothing with other programs."""
+    """Buildah with separate storage: it shares layers with earlier builds but nothing with other programs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -90,7 +90,7 @@ _DOCKER_HUB = 'unqualified-search-registries = ["docker.io"]\n'
 
 
 def _registries() -> str:
-    """Return this machine's settings of registries; names without one mean docker.io, unless the settings say else."""
+    """Return this machine's registry settings. Names without a registry mean docker.io unless the settings differ."""
     places = [os.environ.get(_REGISTRIES), Path.home() / ".config/containers/registries.conf", _OF_THE_MACHINE]
     found = next((Path(place) for place in places if place and Path(place).is_file()), None)
     text = "" if found is None else found.read_text()

@@ -20,7 +20,7 @@ _GROUPS = "root:x:0:\nworker:x:1000:\n"
 
 
 def key() -> str:
-    """Return what identifies the image. Raises `UserError` if this machine has no static busybox."""
+    """Return the identity of the image. Raises `UserError` if this machine has no static busybox."""
     return f"busybox-{hashlib.sha256(_program().read_bytes()).hexdigest()[:20]}"
 
 

@@ -1,4 +1,4 @@
-"""Images of a provider, each made once however many boxes start from it."""
+"""Images of a provider, each made only once for all boxes that start from it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Made = TypeVar("Made")
 
 
 class PreparedImages(Generic[Made]):
-    """What `make` returned for each image. It runs in a thread, and again for an image whose making failed."""
+    """What `make` returned for each image. It runs in a thread, and again if it failed for an image."""
 
     def __init__(self, make: Callable[[Image], Made]) -> None:
         self._make = make
         self._made: dict[Image, asyncio.Task[Made]] = {}
 
     async def get(self, image: Image) -> Made:
-        """Return an image. Raises what `make` raises. A caller that is cancelled leaves the making to the others."""
+        """Return an image. Raises what `make` raises. Cancelling one caller does not affect the others."""
         if image not in self._made:
             task = asyncio.create_task(asyncio.to_thread(self._make, image))
             task.add_done_callback(lambda done: self._forget_failure(image, done))

@@ -3,7 +3,7 @@
     builtin:python                             the Python that runs agentloop
     builtin:python3.12[pytest==9.0.1,attrs==25.4.0]
 
-They need neither an engine nor a registry. Packages are named with their versions, all of them: pip installs no others.
+They need neither an engine nor a registry. List every package with its version: pip installs no others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PINNED = re.compile(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+")
 _PACKAGES = ("dist-packages", "ensurepip", "site-packages", "EXTERNALLY-MANAGED")
 _UNUSED = ("config-*", "idlelib", "test", "tkinter", "turtledemo")
 _LAYOUT = 1
-"""Part of the key: another number makes all images anew."""
+"""Part of the key: changing the number rebuilds all images."""
 _ABOUT = "import json, sys, sysconfig; print(json.dumps([sys.version, sys.executable, sysconfig.get_path('stdlib')]))"
 _SCRIPTS = "import sysconfig; print(sysconfig.get_path('scripts'))"
 _SECONDS = 900.0
@@ -34,16 +34,16 @@ _SHOWN_LINES = 8
 
 @dataclass(slots=True, frozen=True)
 class PythonImage:
-    """What the reference of an image asks for."""
+    """The contents that an image reference requests."""
 
     reference: str
     version: str
-    """Such as 3.12."""
+    """Version, such as 3.12."""
     packages: tuple[str, ...]
 
     @classmethod
     def parse(cls, reference: str) -> PythonImage:
-        """Return what a reference asks for. Raises `UserError`."""
+        """Parse an image reference. Raises `UserError`."""
         if (match := _FORM.fullmatch(reference)) is None:
             raise UserError(
                 f"The image {reference!r} does not exist: name {busybox.NAME}, builtin:python, or one such as "
@@ -55,13 +55,13 @@ class PythonImage:
         return cls(reference, match["version"] or _own_version(), packages)
 
     def key(self) -> str:
-        """Return what identifies the image. Raises `UserError` if this machine lacks its Python or a busybox."""
+        """Return the identity of the image. Raises `UserError` if this machine lacks its Python or a busybox."""
         found = _interpreter(self.version)
         parts = [_LAYOUT, found.about, *self.packages, busybox.key()]
         return f"python-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]}"
 
     def fill(self, tree: Path) -> None:
-        """Write the root file system to a directory. Raises `UserError` if the packages cannot be had."""
+        """Write the root file system to a directory. Raises `UserError` if the packages are unavailable."""
         found = _interpreter(self.version)
         busybox.fill(tree)
         (tree / "usr/bin").mkdir()
@@ -71,7 +71,7 @@ class PythonImage:
         if self.packages:
             self._install(python)
             _copy_libraries(tree, python.parents[1])
-        # Boxes would compile every module anew: what they write is gone with them.
+        # Otherwise each box would compile every module again, as its files are removed with it.
         _run(
             [str(python), "-m", "compileall", "-q", "-j", "0", str(python.parents[1] / "lib")],
             self.reference,
@@ -86,7 +86,7 @@ class PythonImage:
         # Debian's Python has them in a directory that is not in PATH.
         scripts = Path(subprocess.check_output([python, "-I", "-c", _SCRIPTS], text=True).strip())
         for script in scripts.iterdir() if scripts.is_dir() else ():
-            begin = f"#!{python.parent}/".encode()  # names the Python of this directory
+            begin = f"#!{python.parent}/".encode()  # the Python of this directory
             if script.is_file() and not script.is_symlink() and (content := script.read_bytes()).startswith(begin):
                 script.write_bytes(b"#!/usr/local/bin/" + content.removeprefix(begin))
                 script.rename(python.parent / script.name)
@@ -133,9 +133,9 @@ def _copy_python(found: _Interpreter, tree: Path, version: str) -> Path:
 
 
 def _copy_libraries(tree: Path, below: Path) -> None:
-    """Copy the shared libraries that programs and modules need, to the places where they are on this machine."""
+    """Copy the shared libraries that programs and modules need, to the same paths as on this machine."""
     needing = [path for path in below.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
-    # `ldd` fails for programs without libraries; what it names is there.
+    # `ldd` fails for programs without libraries; the files it names exist.
     told = subprocess.run(["ldd", *needing], capture_output=True, text=True).stdout
     for line in told.splitlines():
         name = line.partition("=>")[2].strip() or line.strip()

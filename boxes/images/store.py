@@ -21,7 +21,7 @@ from agentloop.boxes.interface.spec import Image
 from agentloop.errors import UserError
 
 BUILTIN = "builtin:"
-"""Begins the names of images that are made of this machine's programs."""
+"""Prefix of images that are made from this machine's programs."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class StoredImage:
     """An image that is ready for boxes."""
 
     layers: tuple[str, ...]
-    """Directories of the root file system, the uppermost first."""
+    """Directories of the root file system, uppermost first."""
     env: dict[str, str] = field(default_factory=dict)
     workdir: str | None = None
     user: str | None = None
@@ -45,7 +45,7 @@ class ImageStore:
         self._digests: dict[tuple[str, int, int], str] = {}
 
     def get(self, image: Image) -> StoredImage:
-        """Return an image, which is made if it is not there yet. Raises `UserError` if it cannot be had."""
+        """Return an image; make it if it is missing. Raises `UserError` if it is unavailable."""
         if image.tree is not None:
             return _tree(image.tree)
         if image.tarball is not None:
@@ -76,7 +76,7 @@ class ImageStore:
         return self._once(self._digests[known], lambda home: _single(home, lambda tree: unpack(path, tree)))
 
     def _layered(self, key: str, make: Callable[[Path], Pulled]) -> StoredImage:
-        """Return an image of several layers, each of which is unpacked once for all images that have it."""
+        """Return an image of several layers, each of which is unpacked once for all images that share it."""
 
         def store(home: Path) -> StoredImage:
             with tempfile.TemporaryDirectory(dir=home) as layout:

@@ -55,7 +55,7 @@ def _wait(child: int) -> int:
 def _execute(request: dict[str, Any], streams: Sequence[int], terminal: tuple[int, int] | None) -> NoReturn:
     """Become the command. Its errors go to its stderr, with the exit status that shells use for them."""
     try:
-        libc.set_dumpable(True)  # else its files in /proc would not be its own
+        libc.set_dumpable(True)  # else root would own its files in /proc
         os.setsid()
         if terminal is not None:
             fcntl.ioctl(terminal[1], termios.TIOCSWINSZ, struct.pack("=HHHH", *_SIZE, 0, 0))
@@ -69,7 +69,7 @@ def _execute(request: dict[str, Any], streams: Sequence[int], terminal: tuple[in
             file.write("1000")
         for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE, _signal.SIGCHLD):
             _signal.signal(number, _signal.SIG_DFL)
-        if request["groups"]:  # without root on the machine nobody may set them
+        if request["groups"]:  # only root on the machine may set them
             os.setgroups(request["groups"])
         os.setresgid(request["gid"], request["gid"], request["gid"])
         os.setresuid(request["uid"], request["uid"], request["uid"])

@@ -22,7 +22,7 @@ def receive(stream: BinaryIO, target: str) -> None:
             member.uname = member.gname = ""
             path = os.path.join(target, member.name)
             if os.path.lexists(path) and not (member.isdir() and os.path.isdir(path)):
-                os.unlink(path)  # else the content would go where a link points to
+                os.unlink(path)  # else the content would go to the target of a link
             archive.extract(member, target, numeric_owner=True, filter="fully_trusted")
 
 

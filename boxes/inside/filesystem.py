@@ -35,7 +35,7 @@ def build_root(
     `OSError`.
     """
     libc.mount("none", "/", flags=libc.MS_REC | libc.MS_PRIVATE)
-    # Paths may lie below the directory that is covered next.
+    # Paths may be below the directory that is covered next.
     opened = [layer if isinstance(layer, int) else os.open(layer, os.O_PATH | os.O_CLOEXEC) for layer in layers]
     devices = [(each, os.open(f"/dev/{each}", os.O_PATH | os.O_CLOEXEC)) for each in _DEVICES]
     old_proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
@@ -64,7 +64,7 @@ def build_root(
     _name_machine(name)
     libc.pivot_root(_ROOT)
     if workdir is not None:
-        os.makedirs(workdir, exist_ok=True)  # only now do its links stay in the box
+        os.makedirs(workdir, exist_ok=True)  # its links cannot leave the box any more
     return own
 
 

@@ -221,7 +221,7 @@ def _copy(own_layer: int, fds: Sequence[int]) -> NoReturn:
         with open(fds[0], "wb") as stream:
             layer.write(stream, own_layer)
     except BrokenPipeError:
-        os._exit(0)  # the reader says why it has stopped
+        os._exit(0)  # the reader reports why it stopped
     except OSError as error:
         os.write(fds[1], str(error).encode())
         os._exit(1)

@@ -138,7 +138,7 @@ def _enter(keeper: socket, control: socket, filter: bytes, request: dict[str, An
         slot.expect(keeper, b"adopted")
         content = None
         if request["is_fork"]:
-            keeper.send(b"ready")  # the keeper has other boxes to make while this one is filled
+            keeper.send(b"ready")  # the keeper can make other boxes while this one is filled
             keeper.close()
             _, (content,) = channel.receive(control)
         layers = mounts or request["layers"]
@@ -148,7 +148,7 @@ def _enter(keeper: socket, control: socket, filter: bytes, request: dict[str, An
         if content is not None:
             os.close(content)
         libc.drop_bounding_set(keep=_CAPABILITIES)
-        libc.install_filter(filter)  # needs a capability, since programs that give rights (su) are wanted in a box
+        libc.install_filter(filter)  # needs a capability, since programs that grant rights (su) must work in a box
         libc.keep_capabilities(_CAPABILITIES)
         libc.set_command_line("init")  # the command line has paths of the host
         libc.set_dumpable(False)

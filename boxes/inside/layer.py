@@ -36,7 +36,7 @@ def write(stream: BinaryIO, folder: int) -> None:
             status = os.lstat(path)
             if stat.S_ISREG(status.st_mode) and (status.st_nlink == 1 or status.st_ino not in seen):
                 _write_file(stream, path, seen)
-            elif not stat.S_ISSOCK(status.st_mode):  # nobody listens in the copy
+            elif not stat.S_ISSOCK(status.st_mode):  # nothing listens in the copy
                 _write_head(stream, _head(path, status, seen))
         except FileNotFoundError:
             continue
@@ -108,7 +108,7 @@ def read(stream: BinaryIO, folder: str) -> None:
             _make(stream, head)
             if stat.S_ISDIR(head["mode"]):
                 times.append((head["path"], head["time"]))
-        for path, time in reversed(times):  # what is made in them changes their times
+        for path, time in reversed(times):  # new entries change the times of their directories
             os.utime(path, ns=(time, time))
     finally:
         os.fchdir(before)

@@ -19,7 +19,7 @@ class BoxError(SandboxError):
 
 
 class BoxLostError(BoxError):
-    """The box has ended or was started anew: what the episode did in it is gone."""
+    """The box has ended or was restarted: the episode's work in it is lost."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class BoxResult:
     stdout: str
     stderr: str
     return_code: int | None
-    """Exit status; 128 + N if signal N ended the command; None if its time ran out."""
+    """Exit status; 128 + N if signal N ended the command; None after a timeout."""
     seconds: float
     timed_out: bool = False
     output_truncated: bool = False
@@ -45,7 +45,7 @@ class Process(Protocol):
     async def close_stdin(self) -> None: ...
 
     async def read(self) -> bytes:
-        """Return the next piece of output, stdout and stderr as they come; empty at its end."""
+        """Return the next piece of output, stdout and stderr interleaved; empty at the end."""
         ...
 
     async def interrupt(self) -> None:
@@ -62,12 +62,12 @@ class Process(Protocol):
 
 
 class Box(Protocol):
-    """A running box. Every method raises `BoxLostError` if the box has ended or was started anew."""
+    """A running box. Every method raises `BoxLostError` if the box has ended or was restarted."""
 
     id: str
     """Name of the box, which its provider and the labels of its engine use."""
     generation: str
-    """New at every start: a box that was started anew is another box."""
+    """Identifier that changes at every start: a restarted box is another box."""
     spec: BoxSpec
 
     async def exec(
@@ -78,14 +78,14 @@ class Box(Protocol):
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         stdin: bytes = b"",
-        timeout: float | None = None,  # noqa: ASYNC109 - the box kills what runs too long
+        timeout: float | None = None,  # noqa: ASYNC109 - the box enforces the timeout
         output_bytes: int = 1 << 20,
         on_output: OnOutput | None = None,
     ) -> BoxResult:
         """Run a command to its end; a string is run by `bash -c` (`sh -c` if the box has no bash).
 
-        After `timeout` seconds the command and all it has started are killed. `output_bytes` are kept of stdout, and
-        of stderr; the rest is read and dropped.
+        After `timeout` seconds the command and its descendants are killed. The first `output_bytes` of stdout and of
+        stderr are kept; the rest is dropped.
         """
         ...
 
@@ -104,7 +104,7 @@ class Box(Protocol):
     async def upload(self, source: Path, target: str) -> None:
         """Copy a file, or the content of a directory, to the path `target` of the box, owned by its root.
 
-        Missing parents are made. Links inside `source` are copied as links. Existing links of the box at `target` or
+        Missing parents are created. Links inside `source` are copied as links. Existing links of the box at `target` or
         on the way are never followed out of it.
         """
         ...
@@ -117,22 +117,22 @@ class Box(Protocol):
         ...
 
     async def forward(self, port: int, host: str, host_port: int) -> None:
-        """Lead connections to 127.0.0.1:port of the box to an address of this machine's network, until the box ends.
+        """Forward connections to 127.0.0.1:port of the box to an address of this machine's network, until the box ends.
 
         Raises `BoxError` if the port is taken.
         """
         ...
 
     async def kill_processes(self) -> None:
-        """Kill every process of the box but its first: nothing that was left running goes on."""
+        """Kill every process of the box but its first, background processes included."""
         ...
 
     async def fork(self) -> Box:
-        """Return another box whose files are as here now; no process is copied."""
+        """Return another box with a copy of the current files; processes are not copied."""
         ...
 
     async def stop(self) -> None:
-        """End the box and remove everything of it. A second call does nothing."""
+        """End the box and remove everything that belongs to it. Later calls have no effect."""
         ...
 
 
@@ -140,20 +140,20 @@ class BoxProvider(Protocol):
     """Starts boxes on this machine or elsewhere. Made by `agentloop.boxes.create`."""
 
     async def open(self) -> None:
-        """Check that boxes can be had, and remove those that dead owners left. Raises `UserError` if they cannot."""
+        """Check that boxes can start, and remove those of dead owners. Raises `UserError` if they cannot start."""
         ...
 
     async def prepare(self, image: Image) -> None:
         """Pull, build or unpack an image, once for all boxes and processes; the result is kept by its content.
 
-        Raises `UserError` if the image cannot be had.
+        Raises `UserError` if the image is unavailable.
         """
         ...
 
     async def start(self, spec: BoxSpec) -> Box:
-        """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
+        """Start a box. Raises `UserError` if the spec cannot be met, `BoxError` if the start fails."""
         ...
 
     async def close(self) -> None:
-        """Stop all boxes that are left, and give up the leases."""
+        """Stop all remaining boxes, and release the leases."""
         ...

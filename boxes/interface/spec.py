@@ -1,4 +1,4 @@
-"""`BoxSpec`: what a box is made from and what it may use."""
+"""`BoxSpec`: the image of a box and the resources it may use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Image:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Network:
-    """What a box can reach."""
+    """Network access of a box."""
 
     mode: Literal["none", "allowlist", "public"] = "none"
     hosts: tuple[str, ...] = ()

@@ -1,1 +1,1 @@
-"""Ways out of a box that has no network: connections that this process makes for it."""
+"""Outgoing connections of boxes without a network: this process makes them."""

@@ -1,4 +1,4 @@
-"""Listen inside of another network namespace."""
+"""Listen inside another network namespace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def listen_in(pid: int, port: int) -> socket.socket:
             os.close(namespace)
         return listening_socket(port)
 
-    # A thread of its own, as it stays in that network; it ends here.
+    # Use a separate thread, because it stays in that network until it ends.
     with ThreadPoolExecutor(1, thread_name_prefix="agentloop-network") as thread:
         try:
             return thread.submit(listen).result()

@@ -11,7 +11,7 @@ from agentloop.boxes.interface.spec import Network
 from agentloop.boxes.network.relay import join
 
 PORT = 3128
-"""Port of the box that the proxy listens on, the usual one of proxies."""
+"""Port of the box that the proxy listens on, a common choice for proxies."""
 _HEAD_SECONDS = 30.0
 _CONNECT_SECONDS = 30.0
 _HOP_BY_HOP = (b"connection:", b"proxy-connection:", b"keep-alive:")
@@ -22,7 +22,7 @@ class RefusedError(Exception):
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables that lead programs of the box to the proxy."""
+    """Return the environment variables that point programs in the box to the proxy."""
     address = f"http://127.0.0.1:{PORT}"
     names = ("http_proxy", "https_proxy", "all_proxy")
     own = {"no_proxy": "localhost,127.0.0.1,::1"}
@@ -70,7 +70,7 @@ class Proxy:
         await join(reader, writer, *other)
 
     async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to a host. Raises `RefusedError` if the box may not reach it, `OSError` if nobody can."""
+        """Connect to a host. Raises `RefusedError` if the box may not reach it, `OSError` if the connection fails."""
         name = host.lower().rstrip(".")
         if self._hosts is not None and not any(_matches(name, pattern) for pattern in self._hosts):
             raise RefusedError(f"This box may not reach {host}, only: {', '.join(self._hosts) or 'no host at all'}.")
@@ -80,7 +80,7 @@ class Proxy:
             allowed = [each for each in addresses if not _is_local(each)]
             if not allowed:
                 raise RefusedError(f"{host} is an address of the machine that runs this box, which no box may reach.")
-            return await asyncio.open_connection(allowed[0], port)  # the checked address: a name may change its own
+            return await asyncio.open_connection(allowed[0], port)  # the checked address: names can be remapped
 
 
 def _split(method: str, target: str) -> tuple[str, int, str | None]:
@@ -98,7 +98,7 @@ def _split(method: str, target: str) -> tuple[str, int, str | None]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Return whether a host is that of a pattern: a name, `*.` and a name, an address, or a range of addresses."""
+    """Return whether a host matches a pattern: a name, `*.` and a name, an address, or a range of addresses."""
     if "/" in pattern:
         try:
             return ipaddress.ip_address(name) in ipaddress.ip_network(pattern)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-"""Serves one connection of a box. Whatever it leaves open is closed afterwards."""
+"""Serves one connection of a box. Connections that it leaves open are closed afterwards."""
 
 _CHUNK = 1 << 16
 _MOST_CONNECTIONS = 256
@@ -24,8 +24,8 @@ class Relays:
         self._is_open = True
 
     async def serve(self, listener: socket.socket, handler: Handler) -> None:
-        """Serve every connection to `listener`, which is closed with this object."""
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio leaves it out; connections inherit it
+        """Serve every connection to `listener`, which closes with this object."""
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # not asyncio's default; connections inherit it
         self._servers.append(await asyncio.start_server(partial(self._accept, handler), sock=listener))
         if not self._is_open:
             self.close()
@@ -40,7 +40,7 @@ class Relays:
         try:
             await handler(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return  # the box or the other side is gone, which the program in the box sees
+            return  # the box or the other side is gone, as the program in the box will notice
         except asyncio.CancelledError:
             if self._is_open:
                 raise
@@ -58,7 +58,7 @@ class Relays:
 
 
 def to_address(host: str, port: int) -> Handler:
-    """Return a handler that leads every connection to an address of this machine's network."""
+    """Return a handler that forwards every connection to an address of this machine's network."""
 
     async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await join(reader, writer, *await asyncio.open_connection(host, port))

@@ -69,7 +69,7 @@ class RemoteBox:
             raise BoxLostError(f"The box {self.id} has ended, and what was done in it is gone.")
 
     async def _why(self, error: BoxError) -> BoxError:
-        """Return the error to raise when the daemon did not answer: is the box still there?"""
+        """Return the error to raise when the daemon did not answer, depending on whether the box still exists."""
         if not isinstance(error, BoxLostError):
             with suppress(DaemonDownError):
                 answer = await self.daemon.call("POST", "/v1/boxes/renew", {"ids": [self.generation]}, seconds=10.0)
@@ -86,11 +86,11 @@ class RemoteBox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         stdin: bytes = b"",
-        timeout: float | None = None,  # noqa: ASYNC109 - the box kills what runs too long
+        timeout: float | None = None,  # noqa: ASYNC109 - the box enforces the timeout
         output_bytes: int = 1 << 20,
         on_output: OnOutput | None = None,
     ) -> BoxResult:
-        """Run a command to its end (`Box.exec`). `on_output` gets `output_bytes` of each stream, and not more."""
+        """Run a command to its end (`Box.exec`). `on_output` gets `output_bytes` of each stream, at most."""
         self._check_alive()
         body = {
             **_command(command, cwd, env, user),
@@ -156,9 +156,9 @@ class RemoteBox:
             await asyncio.to_thread(copying)
 
     async def forward(self, port: int, host: str, host_port: int) -> None:
-        """Lead connections to 127.0.0.1:port of the box to an address of the daemon's network.
+        """Forward connections to 127.0.0.1:port of the box to an address of the daemon's network.
 
-        Raises `UserError` for addresses of the daemon's own machine, and if it gives boxes no network.
+        Raises `UserError` for addresses of the daemon's own machine, and if its boxes have no network.
         """
         await self.call("POST", "forward", {"port": port, "host": host, "host_port": host_port})
 
@@ -167,11 +167,11 @@ class RemoteBox:
         await self.call("POST", "kill")
 
     async def fork(self) -> RemoteBox:
-        """Return another box of the same daemon whose files are as here now; no process is copied."""
+        """Return another box of the same daemon with a copy of the current files; processes are not copied."""
         return await self._copy(self)
 
     async def stop(self) -> None:
-        """End the box and remove everything of it. A daemon that cannot be reached ends it with its lease."""
+        """End the box and remove everything that belongs to it. An unreachable daemon ends it with its lease."""
         if self._is_alive:
             self.end()
             with suppress(BoxError, UserError):

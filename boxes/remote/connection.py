@@ -23,7 +23,7 @@ class DaemonDownError(BoxError):
 
 
 class FullError(BoxError):
-    """The daemon has as many boxes as it may have."""
+    """The daemon has reached its limit of boxes."""
 
 
 class DaemonConnection:
@@ -33,7 +33,7 @@ class DaemonConnection:
         """Prepare connections. Raises `UserError` for an invalid address."""
         self.address = address.rstrip("/")
         self.boxes = 0
-        """Number of boxes that this client has there."""
+        """Number of this client's boxes on the daemon."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         try:
             self._client = httpx.AsyncClient(
@@ -58,8 +58,8 @@ class DaemonConnection:
     ) -> httpx.Response:
         """Return the answer to a request with a JSON body or a file.
 
-        Raises `DaemonDownError`, also after `seconds`; `FullError`, `BoxLostError` and `BoxError` as the daemon says;
-        `UserError` for a request that it refuses.
+        Raises `DaemonDownError`, including after `seconds`; `FullError`, `BoxLostError` and `BoxError` as the daemon
+        reports; `UserError` for a request that it refuses.
         """
         content = None if file is None else _pieces(file)
         try:

@@ -44,7 +44,7 @@ class RemoteProcess:
         return answer.content
 
     async def interrupt(self) -> None:
-        """Press Ctrl-C in its terminal; without one, send SIGINT to what it has started, else to itself."""
+        """Press Ctrl-C in its terminal; without one, send SIGINT to its children, or to itself if it has none."""
         await self._send("POST", "interrupt")
 
     async def kill(self) -> None:

@@ -26,10 +26,10 @@ _FULL_PAUSE = 1.0
 class RemoteProvider:
     """Boxes of daemons that `agentloop tools serve --boxes PROVIDER` started, on this or other machines.
 
-    `address` is a daemon, several with commas between, or a list, by default AGENTLOOP_BOXES of the environment;
-    `token` is that of the daemons, by default AGENTLOOP_TOKEN. A box starts where this client has the fewest; if all
+    `address` is one daemon, several separated by commas, or a list; the default is the variable AGENTLOOP_BOXES.
+    `token` is the daemons' token, by default AGENTLOOP_TOKEN. A box starts where this client has the fewest; if all
     daemons are full or cannot be reached, it waits for `patience` seconds. This process renews the leases of its boxes:
-    a daemon ends a box that nobody has renewed for `lease_seconds`.
+    a daemon ends a box whose lease was not renewed for `lease_seconds`.
     """
 
     def __init__(
@@ -73,29 +73,29 @@ class RemoteProvider:
         self._renewing = [asyncio.create_task(self._renew(daemon)) for daemon in self._daemons]
 
     async def prepare(self, image: Image) -> None:
-        """Let each daemon pull or unpack an image. Raises `UserError` if it cannot be had."""
+        """Let each daemon pull or unpack an image. Raises `UserError` if it is unavailable."""
         await asyncio.gather(*(self._prepare(daemon, image) for daemon in self._daemons))
 
     async def _prepare(self, daemon: DaemonConnection, image: Image) -> None:
         try:
             await daemon.call("POST", "/v1/boxes/prepare", await self._image(daemon, image))
         except DaemonDownError:
-            return  # it has no boxes either
+            return  # it has no boxes
 
     async def _image(self, daemon: DaemonConnection, image: Image) -> dict[str, str]:
-        """Return an image as the daemon names it, after sending what the daemon lacks."""
+        """Return the daemon's name of an image, after sending it if the daemon lacks it."""
         if image.reference is not None:
             return {"reference": image.reference}
         digest, archive = await self._images.get(image)
         path = f"/v1/boxes/images/{digest}"
         try:
             await daemon.call("GET", path)
-        except UserError:  # it does not have it
+        except UserError:  # the daemon lacks it
             await daemon.call("PUT", path, file=archive)
         return {"archive": digest}
 
     async def start(self, spec: BoxSpec) -> RemoteBox:
-        """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
+        """Start a box. Raises `UserError` if the spec cannot be met, `BoxError` if the start fails."""
         body = {
             "network": spec.network.mode,
             "hosts": list(spec.network.hosts),
@@ -154,7 +154,7 @@ class RemoteProvider:
         self._boxes[box.daemon].discard(box)
 
     async def _renew(self, daemon: DaemonConnection) -> None:
-        """Renew the leases of the boxes of a daemon; end those that it has ended, or all if it is gone for too long."""
+        """Renew the leases of the boxes of a daemon; drop those that it ended, or all if it is gone for too long."""
         renewed = time.monotonic()
         while True:
             await asyncio.sleep(self._lease_seconds / 4)
@@ -171,7 +171,7 @@ class RemoteProvider:
                 boxes[id].end()
 
     async def close(self) -> None:
-        """Stop all boxes that are left."""
+        """Stop all remaining boxes."""
         for task in self._renewing:
             task.cancel()
         await asyncio.gather(*self._renewing, return_exceptions=True)
@@ -184,7 +184,7 @@ class RemoteProvider:
 
 
 async def _problem(daemon: DaemonConnection) -> str | None:
-    """Return why a daemon cannot be reached, None if it serves boxes. Raises `UserError` if it never will."""
+    """Return why a daemon cannot be reached, None if it serves boxes. Raises `UserError` if retrying cannot help."""
     try:
         await daemon.call("POST", "/v1/boxes/renew", {"ids": []}, seconds=_CHECK_SECONDS)
     except BoxError as error:

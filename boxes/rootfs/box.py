@@ -51,7 +51,7 @@ class RootfsBox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         stdin: bytes = b"",
-        timeout: float | None = None,  # noqa: ASYNC109 - the box kills what runs too long
+        timeout: float | None = None,  # noqa: ASYNC109 - the box enforces the timeout
         output_bytes: int = 1 << 20,
         on_output: OnOutput | None = None,
     ) -> BoxResult:
@@ -164,7 +164,7 @@ class RootfsBox:
             errors.close()
 
     async def forward(self, port: int, host: str, host_port: int) -> None:
-        """Lead connections to 127.0.0.1:port of the box to an address of this machine's network (`Box.forward`)."""
+        """Forward connections to 127.0.0.1:port of the box to an address of this machine's network (`Box.forward`)."""
         await self._relay(port, to_address(host, host_port))
 
     async def open_network(self) -> None:
@@ -187,7 +187,7 @@ class RootfsBox:
         await ending
 
     async def fork(self) -> RootfsBox:
-        """Return another box whose files are as here now; no process is copied."""
+        """Return another box with a copy of the current files; processes are not copied."""
         return await self._copy(self)
 
     async def fill_from(self, original: RootfsBox) -> None:
@@ -204,7 +204,7 @@ class RootfsBox:
             _, received = self._connection.request("ready")
             await asyncio.wait([sent, received])
             if isinstance(sent.exception(), BoxLostError) or sent.result() != 0:
-                received.exception()  # follows from the other error
+                received.exception()  # a consequence of the other error
                 text = errors.finish().decode(errors="replace")
                 raise sent.exception() or BoxError(f"The box {original.id} cannot be copied: {text}.")
             if error := received.exception():
@@ -213,6 +213,6 @@ class RootfsBox:
             errors.close()
 
     async def stop(self) -> None:
-        """End the box and remove everything of it."""
+        """End the box and remove everything that belongs to it."""
         self._connection.close()
         await asyncio.shield(self._connection.process.ended)

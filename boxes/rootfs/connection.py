@@ -31,7 +31,7 @@ class Connection:
         self._loop.add_reader(control, self._read)
 
     def request(self, op: str, fds: Sequence[int] = (), **fields: Any) -> tuple[int, asyncio.Future[int]]:
-        """Send a request; return its number and the exit status to come. Raises `BoxLostError`."""
+        """Send a request; return its number and a future of its exit status. Raises `BoxLostError`."""
         number = next(self._numbers)
         future: asyncio.Future[int] = self._loop.create_future()
         if not self.is_alive:
@@ -60,7 +60,7 @@ class Connection:
             os.close(body)
 
     def tell(self, op: str, target: int) -> None:
-        """Send a request about a running command, which has no answer of its own."""
+        """Send a request about a running command, which has no answer."""
         _, future = self.request(op, target=target)
         self._waiting = {number: each for number, each in self._waiting.items() if each is not future}
 
@@ -81,7 +81,7 @@ class Connection:
             future.set_result(int(answer["code"]))
 
     def close(self) -> None:
-        """End the box: its first process ends when the socket closes, and is killed in case it hangs."""
+        """End the box: its first process ends when the socket closes, and is killed if it hangs."""
         if not self.is_alive:
             return
         self.is_alive = False

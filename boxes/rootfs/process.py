@@ -55,7 +55,7 @@ class RootfsProcess:
             os.close(self._writer)
 
     async def read(self) -> bytes:
-        """Return the next piece of output, stdout and stderr as they come; empty at its end."""
+        """Return the next piece of output, stdout and stderr interleaved; empty at the end."""
         while self._is_readable:
             try:
                 data = os.read(self._reader, _CHUNK)
@@ -69,7 +69,7 @@ class RootfsProcess:
         return b""
 
     async def interrupt(self) -> None:
-        """Press Ctrl-C in its terminal; without one, send SIGINT to what it has started, else to itself."""
+        """Press Ctrl-C in its terminal; without one, send SIGINT to its children, or to itself if it has none."""
         if self._tty:
             await self.write(b"\x03")
         else:

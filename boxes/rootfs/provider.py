@@ -29,10 +29,10 @@ _MODULES = tuple(
 class RootfsProvider:
     """Boxes in namespaces of the kernel: user, process, mount, network, IPC and UTS, and a cgroup each.
 
-    A box sees the files of its image below a layer of its own in memory, which counts as its memory. It is root, or any
-    other user, in its own range of users, which are nobody outside. It has no network; hosts that it may reach are
-    behind an HTTP proxy, which its environment names. When this process ends for whatever reason, the kernel ends all
-    boxes. `folder` keeps unpacked images. `storage_mb` and `memory_mb` hold for boxes that do not say.
+    A box sees the files of its image below a private layer in memory, which counts towards its memory. All its users,
+    root included, map to a separate range of users without rights outside. It has no network; it reaches allowed hosts
+    through an HTTP proxy, which its environment names. When this process ends for any reason, the kernel ends all
+    boxes. `folder` stores unpacked images. `storage_mb` and `memory_mb` are the defaults for boxes.
     """
 
     def __init__(self, *, folder: str | None = None, storage_mb: int = 1024, memory_mb: int = 2048) -> None:
@@ -60,11 +60,11 @@ class RootfsProvider:
             ) from error
 
     async def prepare(self, image: Image) -> None:
-        """Unpack an image, once for all boxes and processes. Raises `UserError` if it cannot be had."""
+        """Unpack an image, once for all boxes and processes. Raises `UserError` if it is unavailable."""
         await self._images.get(image)
 
     async def start(self, spec: BoxSpec) -> RootfsBox:
-        """Start a box. Raises `UserError` if the spec asks for what cannot be had, `BoxError` if the start fails."""
+        """Start a box. Raises `UserError` if the spec cannot be met, `BoxError` if the start fails."""
         assert self._keeper is not None, "call open first"
         self._check(spec)
         image = await self._images.get(spec.image)
@@ -153,7 +153,7 @@ class RootfsProvider:
         return cgroup
 
     async def close(self) -> None:
-        """Stop all boxes that are left, and the keeper."""
+        """Stop all remaining boxes, and the keeper."""
         await asyncio.gather(*(box.stop() for box in list(self._boxes)))
         if self._keeper is not None:
             await self._keeper.close()
