@@ -1,4 +1,4 @@
-"""`HarborAgent`: an agent program that works on a Harbor task inside of the task's box.
+"""`HarborAgent`: an agent program that works on a Harbor task inside the task's box.
 
 data:
   train: agentloop.envs.harbor.env:tasks
@@ -7,8 +7,8 @@ env:
   factory: harbor_agent
   options: {harness: claude-code}                     # or command: [python3, /opt/agent.py]
 
-The program is that of the image, or comes from this machine with `uploads`. Its requests to the model leave the box by
-one port that leads to the gateway, also where the box has no network. `agentloop.gateway` records them as trajectories.
+The program is part of the image, or comes from this machine with `uploads`. Its requests to the model leave the box by
+one port to the gateway, even if the box has no network. `agentloop.gateway` records them as trajectories.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 _HOME = PurePosixPath("/tmp/agentloop-home")
 """Home directory of a harness in its box."""
 _SHOWN = 2000
-"""Characters of a failed program's output that its error shows."""
+"""Maximum characters of a failed program's output in its error."""
 
 
 class HarborAgent(AgentProgram):
-    """Task of a Harbor folder, on which a program works in the task's box until it ends; the tests judge what it did.
+    """Task of a Harbor folder, on which a program works in the task's box until it ends; the tests judge its work.
 
-    The program runs once for each step of the task. Where its time ends (`agent.timeout_sec`) or a limit of the episode
-    stops its calls, the tests judge what there is. A program that fails otherwise fails the episode.
+    The program runs once for each step of the task. If its time runs out (`agent.timeout_sec`) or a limit of the
+    episode stops its calls, the tests judge its work so far. A program that fails otherwise fails the episode.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class HarborAgent(AgentProgram):
         """Prepare the task of a row of `agentloop.envs.harbor.env:tasks`.
 
         A `harness` starts a known program (`agentloop.envs.agent.harnesses`), `program` is its path in the box if it is
-        not on PATH there, and at `compact_at` tokens of a conversation it replaces its history by a summary. A
+        not on PATH there, and at `compact_at` tokens of a conversation it replaces its history with a summary. A
         `command` starts another program, which reads the instruction from stdin and finds its model by the
         variables OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, or those that begin with ANTHROPIC_. `uploads` are
         files and directories of this machine, and their paths in the box. `sampling` is that of
-        `agentloop.envs.agent.program`. The gateway listens on `host`, and is reached at `advertised`. The other options
-        are those of `agentloop.envs.harbor.env.HarborEnv`. Raises `UserError`.
+        `agentloop.envs.agent.program`. The gateway listens on `host`; boxes connect to `advertised`. The other
+        options are those of `agentloop.envs.harbor.env.HarborEnv`. Raises `UserError`.
         """
         if (harness is None) == (command is None):
             raise UserError("Name the program in env.options: either `harness`, a known program, or `command`.")
@@ -128,7 +128,7 @@ class HarborAgent(AgentProgram):
                 return AgentResult(answer)
 
     async def _run(self, attempt: Attempt, endpoint: Endpoint) -> tuple[str | None, EnvError | None]:
-        """Run the program on the current step; return what it printed, and an error if it failed."""
+        """Run the program on the current step; return its output, and an error if it failed."""
         step, box = attempt.step, attempt.box
         if self._harness_in_box is None:
             assert self._command_in_box is not None
@@ -153,7 +153,7 @@ class HarborAgent(AgentProgram):
         return result.stdout.strip() or None, problem
 
     async def score(self, trajectory: Trajectory) -> float:
-        """Return the reward of the tests, those of the current step included. Raises `EnvError` if there is none."""
+        """Return the reward of the tests, including those of the current step. Raises `EnvError` if there is none."""
         if self._attempt is None:
             raise EnvError("the episode ended before its box started")
         trajectory.metrics["env/seconds_waiting_for_box"] = self._early.seconds_waiting
@@ -165,7 +165,7 @@ class HarborAgent(AgentProgram):
 
 
 async def _reached_from(box: Box, endpoint: Endpoint) -> Endpoint:
-    """Lead a port of the box to the gateway, and return the gateway's address in the box."""
+    """Forward a port of the box to the gateway, and return the gateway's address in the box."""
     url = urlsplit(endpoint.base_url)
     assert url.hostname is not None
     assert url.port is not None
@@ -188,7 +188,7 @@ async def _program_of(harness: Harness, program: str | None, box: Box, user: str
 
 
 async def _write_home(box: Box, user: str | None, files: Mapping[str, str]) -> None:
-    """Give a harness a home directory of its own with its configuration."""
+    """Create a home directory for a harness, with its configuration."""
     with tempfile.TemporaryDirectory(prefix="agentloop-home-") as made:
         home = Path(made, "home")
         await asyncio.to_thread(write_files, home, files)

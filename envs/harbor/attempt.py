@@ -38,7 +38,7 @@ _SETUP_SECONDS = 600.0
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class BoxOptions:
-    """Options of env.options that say which boxes tasks get."""
+    """Options of env.options that configure the boxes of tasks."""
 
     provider: str | None = None
     """Starts the boxes; by default docker if an engine answers, else rootfs."""
@@ -46,7 +46,7 @@ class BoxOptions:
     images: Mapping[str, str] | None = None
     """Replaces images of tasks (`image_of`)."""
     network: Literal["none", "public"] | None = None
-    """Replaces what tasks may reach."""
+    """Network access that replaces the tasks' own."""
     carried: tuple[str, ...] = ()
     """With these paths, tests run in new boxes that get only them."""
 
@@ -65,7 +65,7 @@ class BoxOptions:
 
 
 class Attempt:
-    """The box of a task, its steps one after the other, and their rewards.
+    """The box of a task, its steps in order, and their rewards.
 
     attempt = Attempt(task, provider)
     await attempt.start()
@@ -88,10 +88,10 @@ class Attempt:
         carried: tuple[str, ...] = (),
         uploads: Mapping[Path, str] | None = None,
     ) -> None:
-        """`images` are those of `image_of`. `network` replaces what the task may reach. `uploads` go into the box.
+        """`images` are those of `image_of`. `network` replaces the task's network access. `uploads` go into the box.
 
-        With `carried` the tests of every step run in a new box that gets these paths of the agent's: nothing else that
-        the agent did can reach them. Raises `UserError` for a task that no box can run.
+        With `carried` the tests of every step run in a new box that gets these paths of the agent's box: nothing else
+        that the agent did can affect them. Raises `UserError` for a task that no box can run.
         """
         _check(task)
         self.task = task
@@ -119,13 +119,13 @@ class Attempt:
 
     @property
     def agent_user(self) -> str | None:
-        """User of the agent in the current step; None is that of the image."""
+        """User of the agent in the current step; None means the image's."""
         return user_of(self.step.agent_user)
 
     async def start(self) -> None:
-        """Start the box and prepare the first step. Raises `EnvError` if the task cannot be played now.
+        """Start the box and prepare the first step. Raises `EnvError` if the task cannot run now.
 
-        Episodes of a group get copies of one box, if its preparation is more than a start.
+        Episodes of a group get copies of one box, if preparing it takes more than a start.
         """
         begin = time.monotonic()
         group = current_group()
@@ -163,7 +163,7 @@ class Attempt:
         try:
             spec = spec_of(environment, image_of(image, folder, self._images), network=self._network)
             return await self._provider.start(spec)
-        except UserError as error:  # of this task alone; others may play
+        except UserError as error:  # of this task alone; others may run
             raise EnvError(f"the box of {self.task.name} cannot be started: {error}") from error
 
     async def _prepare(self, box: Box) -> None:
@@ -199,7 +199,7 @@ class Attempt:
         return found
 
     async def advance(self) -> bool:
-        """Begin the next step, and return whether there is one that the rewards so far allow."""
+        """Begin the next step, and return False if there is none or the rewards so far do not allow it."""
         assert len(self._judged) == self._number + 1, "judge each step once"
         is_last = self._number + 1 == len(self.task.steps)
         if is_last or not reaches(self._judged[-1], self.step.config.min_reward):
@@ -223,7 +223,7 @@ class Attempt:
         return combined(self._judged, self.task.config.multi_step_reward_strategy)
 
     async def reward(self, metrics: dict[str, float]) -> float:
-        """Return the reward, after the tests of the current step if they have not run, and add metrics.
+        """Return the reward and add metrics; run the tests of the current step first if they have not run.
 
         Raises `VerifierError` without a reward, and `BoxError` if a box fails.
         """
@@ -237,7 +237,7 @@ class Attempt:
         return reward_of(rewards)
 
     async def stop(self) -> None:
-        """End the box. A second call does nothing."""
+        """End the box. Later calls have no effect."""
         if self._box is not None:
             await self._box.stop()
 
@@ -268,7 +268,7 @@ class EarlyAttempt:
             self.seconds_waiting = time.monotonic() - since
 
     async def stop(self) -> None:
-        """End the box, also one that is starting."""
+        """End the box, even while it is starting."""
         if self._starting is None:
             return
         self._starting.cancel()
@@ -287,7 +287,7 @@ def reward_of(rewards: Rewards) -> float:
 
 
 def _check(task: HarborTask) -> None:
-    """Raise `UserError` for what no box can do."""
+    """Raise `UserError` if the task needs features that no box has."""
     config = task.config
     collected = [*config.verifier.collect, *(each for step in task.steps for each in step.config.verifier.collect)]
     artifacts = [each.service for step in task.steps for each in step.artifacts]

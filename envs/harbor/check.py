@@ -1,4 +1,4 @@
-"""Check tasks: whether they can be read and played, the solution gets 1, and doing nothing gets 0."""
+"""Check tasks: whether they can be read and run, the solution gets 1, and doing nothing gets 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentloop.envs.harbor.verification.boxes import SOLUTION, as_root
 from agentloop.errors import AgentLoopError, EnvError
 
 _SECONDS = 600.0
-"""Time of a solution whose task does not limit it."""
+"""Time limit of a solution if its task sets none."""
 _TEXT = 300
 
 
@@ -41,7 +41,7 @@ async def check_tasks(
     network: Literal["none", "public"] | None = None,
     concurrent: int = 4,
 ) -> AsyncIterator[Finding]:
-    """Yield a finding for each task, as they are done; `concurrent` are checked at once."""
+    """Yield a finding for each task as it is completed; check `concurrent` tasks at once."""
     room = asyncio.Semaphore(concurrent)
 
     async def found(folder: Path) -> Finding:
@@ -59,7 +59,7 @@ async def check_task(
     images: Mapping[str, str] | None = None,
     network: Literal["none", "public"] | None = None,
 ) -> Finding:
-    """Read a task, and play it with its solution and with nothing."""
+    """Read a task, and run it with its solution and with nothing."""
     finding, begin = Finding(folder), time.monotonic()
     try:
         task = await asyncio.to_thread(HarborTask.load, folder)

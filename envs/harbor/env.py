@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class HarborEnv(Env):
-    """Task of a Harbor folder, in a box of its own, judged by its tests.
+    """Task of a Harbor folder, in a separate box, judged by its tests.
 
-    A turn without a call ends the current step of the task. The reward is the one that the tests write as `reward`;
+    A turn without a call ends the current step of the task. The reward is the number that the tests write as `reward`;
     other numbers become metrics. An `env.reward` is added.
     """
 
@@ -53,8 +53,8 @@ class HarborEnv(Env):
         """Prepare the task of a row of `tasks`.
 
         `provider` starts the boxes, by default docker if an engine answers, else rootfs. `images` replaces images of
-        tasks, by name or all ("*"), by other names, tar archives or directories. `network` replaces what tasks may
-        reach. `system` is a system message. With `carried`, tests run in new boxes that get these paths only.
+        tasks, by name or all ("*"), by other names, tar archives or directories. `network` replaces the tasks' network
+        access. `system` is a system message. With `carried`, tests run in new boxes that get these paths only.
         """
         super().__init__(row, toolset=toolset, reward=reward)
         check_row(row)
@@ -77,7 +77,7 @@ class HarborEnv(Env):
 
     @property
     def agent_user(self) -> str | None:
-        """User of the tools; None is that of the image."""
+        """User of the tools; None means the image's."""
         return None if self._attempt is None else self._attempt.agent_user
 
     def prepare(self) -> None:
@@ -103,7 +103,7 @@ class HarborEnv(Env):
         return {"role": "user", "content": attempt.step.instruction}
 
     async def score(self, trajectory: Trajectory) -> float:
-        """Return the reward of the tests, those of the current step included. Raises `EnvError` if there is none."""
+        """Return the reward of the tests, including those of the current step. Raises `EnvError` if there is none."""
         assert self._attempt is not None, "reset comes first"
         trajectory.metrics["env/seconds_waiting_for_box"] = self._early.seconds_waiting
         return await self._attempt.reward(trajectory.metrics) + await super().score(trajectory)
@@ -121,7 +121,7 @@ def check_row(row: Mapping[str, Any]) -> None:
 def tasks(folder: str | Sequence[str], *, first: int = 0, count: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield a row for each task of folders, in the order of their names.
 
-    A folder is a task, or has tasks anywhere below it. `first` and `count` choose some, so that one folder can serve
+    A folder is a task, or has tasks anywhere below it. `first` and `count` select some, so that one folder can serve
     training and evaluation. Raises `UserError` for a task that cannot be read, or a folder without tasks.
     """
     folders = [folder] if isinstance(folder, str) else list(folder)

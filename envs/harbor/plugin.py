@@ -43,12 +43,12 @@ class Box(BaseEnvironment):
 
     @staticmethod
     def type() -> str:
-        """Return the name of this kind of environments."""
+        """Return the name of this kind of environment."""
         return "agentloop"
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """What boxes can do beyond all environments."""
+        """Optional capabilities that boxes have."""
         return EnvironmentCapabilities(
             disable_internet=True,
             network_allowlist=True,

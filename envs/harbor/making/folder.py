@@ -35,17 +35,17 @@ echo "{{\\"reward\\": $reward, \\"checks_held\\": $held}}" > /logs/verifier/rewa
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Step:
-    """One instruction, the files that it begins with, a solution, and what must hold afterwards."""
+    """One instruction, its initial files, a solution, and the conditions to check afterwards."""
 
     instruction: str
     solution: str
-    """Lines of shell that solve it in /app."""
+    """Shell lines that solve it in /app."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files below /app."""
     executable: Sequence[str] = ()
-    """Those of `files` that can be run."""
+    """Names in `files` that are executable."""
     expected: Mapping[str, str] = field(default_factory=dict)
-    """Files below /app that must be there with this text."""
+    """Files below /app that must exist with this text."""
     conditions: Sequence[str] = ()
     """Further commands that must succeed in /app, such as `[ -d folder ]`."""
 
@@ -59,7 +59,7 @@ def write_task(
     agent_seconds: float = 600.0,
     metadata: Mapping[str, str | int] | None = None,
 ) -> Path:
-    """Write a task and return its folder. With `separate`, tests run in a box of their own, which gets /app.
+    """Write a task and return its folder. With `separate`, tests run in a separate box, which gets /app.
 
     Raises `UserError` if the folder exists.
     """
@@ -116,7 +116,7 @@ def task_toml(
     env: Mapping[str, str] | None = None,
     metadata: Mapping[str, str | int] | None = None,
 ) -> str:
-    """Return task.toml. With artifacts, tests run in a box of their own, which gets them."""
+    """Return task.toml. With artifacts, tests run in a separate box, which gets them."""
     lines = ['schema_version = "1.4"']
     if artifacts:
         lines.append(f"artifacts = {_value(list(artifacts))}")
@@ -136,7 +136,7 @@ def task_toml(
 
 
 def _value(value: object) -> str:
-    """Return a value as TOML: JSON is, but for objects."""
+    """Return a value as TOML, which accepts JSON except objects."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{json.dumps(key)} = {_value(each)}" for key, each in value.items()) + " }"
     if isinstance(value, list):

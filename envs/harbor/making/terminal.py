@@ -1,6 +1,6 @@
-"""Small terminal tasks: a family draws files, an instruction, a solution and what must hold afterwards.
+"""Small terminal tasks: a family draws files, an instruction, a solution and the conditions to check.
 
-Everything needs the usual commands of a shell only, so the tasks run in any image.
+They need only the usual shell commands, so the tasks run in any image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORDS = _TEXT.split()
 
 
 class Draw(random.Random):
-    """Random numbers of one task, and words of which none comes twice: steps must not meet the files of others."""
+    """Random numbers of one task, and words without repetition: steps must not touch each other's files."""
 
     def __init__(self, seed: str) -> None:
         super().__init__(seed)
@@ -289,10 +289,10 @@ def terminal_tasks(
     max_steps: int = 3,
     separate: float = 0.2,
 ) -> Iterator[Path]:
-    """Write tasks below `folder` and yield theirs; equal arguments give equal tasks.
+    """Write tasks below `folder` and yield their folders; equal arguments give equal tasks.
 
-    One in three has several steps, at most `max_steps`; the share `separate` has a verifier box of its own. `families`
-    chooses some by name. Raises `UserError` for unknown levels and families, or a folder that exists.
+    One in three has several steps, at most `max_steps`; the share `separate` has a separate verifier box. `families`
+    selects some by name. Raises `UserError` for unknown levels and families, or a folder that exists.
     """
     known = {name: family for level in levels for name, family in _level(level).items()}
     if unknown := sorted(set(families or ()) - set(known)):

@@ -22,14 +22,14 @@ MAIN = "main"
 
 
 class VerifierMode(StrEnum):
-    """Where tests run: in the agent's box or in one of their own."""
+    """Where tests run: in the agent's box or in a separate one."""
 
     SHARED = "shared"
     SEPARATE = "separate"
 
 
 class RewardStrategy(StrEnum):
-    """What the steps of a task make of their rewards."""
+    """How a task combines the rewards of its steps."""
 
     MEAN = "mean"
     FINAL = "final"
@@ -108,14 +108,14 @@ class VerifierConfig(PhaseNetwork):
 
     @property
     def mode(self) -> VerifierMode | None:
-        """The mode that this table says, or None if it leaves it open."""
+        """The mode that this table sets, or None if unspecified."""
         if self.environment_mode is None and self.environment is not None:
             return VerifierMode.SEPARATE
         return self.environment_mode
 
 
 class Artifact(Section):
-    """A path of the agent's box that is kept, and that a separate verifier gets."""
+    """A path of the agent's box to keep and pass to a separate verifier."""
 
     source: str
     destination: str | None = None
@@ -163,7 +163,7 @@ class StepConfig(Section):
     agent: AgentConfig = Field(default_factory=AgentConfig)
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
     min_reward: float | dict[str, float] | None = None
-    """Least reward, or least value of each key, with which the next step begins."""
+    """Minimum reward, or minimum value of each key, for the next step to begin."""
     healthcheck: Healthcheck | None = None
     artifacts: Artifacts = Field(default_factory=list)
 
@@ -193,7 +193,7 @@ class TaskConfig(Section):
     solution: SolutionConfig = Field(default_factory=SolutionConfig)
     source: str | None = None
     multi_step_reward_strategy: RewardStrategy | None = None
-    """None is `mean`."""
+    """Strategy; None means `mean`."""
     steps: list[StepConfig] | None = None
     artifacts: Artifacts = Field(default_factory=list)
 
@@ -218,7 +218,7 @@ class TaskConfig(Section):
 
 
 def unknown_keys(section: BaseModel, where: str = "") -> list[str]:
-    """Return the paths of all keys that no field has, such as `agent.timeout`."""
+    """Return the paths of all unknown keys, such as `agent.timeout`."""
     found = [where + key for key in section.model_extra or {}]
     for name in type(section).model_fields:
         value = getattr(section, name)

@@ -15,8 +15,8 @@ _IGNORE = ".harborignore"
 async def upload_selected(task: Path, folder: Path, box: Box, target: str) -> None:
     """Upload the files of `folder` to the directory `target`, without those that .harborignore leaves out.
 
-    Such files, written as those of git, may be in the folder and below it. Links that stay inside the task become the
-    files that they name.
+    Such files, in the syntax of .gitignore, may be in the folder and below it. Links within the task become copies of
+    their targets.
     """
     with tempfile.TemporaryDirectory(prefix="agentloop-files-") as made:
         copy = Path(made, "files")

@@ -17,13 +17,13 @@ User = str | int | None
 
 
 class Section(BaseModel):
-    """A table of task.toml. Unknown keys are kept; the reader of the task warns of them."""
+    """A table of task.toml. Unknown keys are kept; the reader of the task warns about them."""
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
 
 class NetworkMode(StrEnum):
-    """What a box can reach."""
+    """Network access of a box."""
 
     NO_NETWORK = "no-network"
     PUBLIC = "public"
@@ -52,11 +52,11 @@ def _host(value: str) -> str:
 
 
 class PhaseNetwork(Section):
-    """The network of a phase; None is that of the environment."""
+    """The network of a phase; None means the environment's."""
 
     network_mode: NetworkMode | None = None
     allowed_hosts: list[str] | None = None
-    """Host names, addresses and ranges that an allowlist names."""
+    """Host names, addresses and ranges of an allowlist."""
 
     @field_validator("allowed_hosts")
     @classmethod

@@ -1,4 +1,4 @@
-"""`HarborTask`: a task folder as its files and task.toml say it.
+"""`HarborTask`: a task folder, read from its files and task.toml.
 
 task.toml   instruction.md   environment/   tests/test.sh   solution/solve.sh
 steps/NAME/{instruction.md, tests/, solution/, workdir/setup.sh}      of a task of several steps
@@ -30,7 +30,7 @@ class VerifierBox:
     """The box of a separate verifier."""
 
     environment: EnvironmentConfig
-    """Its machine, but for the image."""
+    """Its machine, except the image."""
     image: str | None
     """Name of its image; None builds the Dockerfile in `folder`."""
     folder: Path
@@ -47,9 +47,9 @@ class HarborTask:
 
     @classmethod
     def load(cls, folder: str | Path) -> HarborTask:
-        """Read a task folder. Unknown keys of task.toml are told once.
+        """Read a task folder, and warn once about unknown keys of task.toml.
 
-        Raises `UserError` if a file is missing, or task.toml is not one of a task.
+        Raises `UserError` if a file is missing, or task.toml is invalid.
         """
         folder = Path(folder).expanduser().resolve()
         path = folder / "task.toml"
@@ -115,24 +115,24 @@ class TaskStep:
 
     @property
     def agent_timeout(self) -> float | None:
-        """Seconds that the agent has; None is no limit."""
+        """Time limit of the agent in seconds; None means no limit."""
         own = self.config.agent.timeout_sec
         return self.task.config.agent.timeout_sec if own is None else own
 
     @property
     def agent_user(self) -> User:
-        """User of the agent; None is that of the image."""
+        """User of the agent; None means the image's."""
         own = self.config.agent.user
         return self.task.config.agent.user if own is None else own
 
     @property
     def verifier_timeout(self) -> float:
-        """Seconds that the tests have."""
+        """Time limit of the tests in seconds."""
         return (self.config if self.config.name else self.task.config).verifier.timeout_sec
 
     @property
     def verifier_user(self) -> User:
-        """User of the tests; None is that of the image."""
+        """User of the tests; None means the image's."""
         own = self.config.verifier.user
         return self.task.config.verifier.user if own is None else own
 
@@ -143,13 +143,13 @@ class TaskStep:
 
     @property
     def is_separate(self) -> bool:
-        """Whether the tests have a box of their own."""
+        """Whether the tests have a separate box."""
         own = self.config.verifier.mode
         return (self.task.config.verifier.mode if own is None else own) is VerifierMode.SEPARATE
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:
-        """Paths that are kept of the box."""
+        """Paths of the box to keep."""
         return (*self.task.config.artifacts, *self.config.artifacts)
 
     @property
@@ -193,7 +193,7 @@ class TaskStep:
 
 
 def without_canary(text: str) -> str:
-    """Return an instruction without its first lines that are canaries, and the blank lines after them."""
+    """Return an instruction without leading canary lines and the blank lines after them."""
     lines = text.split("\n")
     first = 0
     while first < len(lines) and _CANARY.fullmatch(lines[first].strip()):
@@ -204,7 +204,7 @@ def without_canary(text: str) -> str:
 
 
 def _check_inside(task: Path, folder: Path) -> None:
-    """Raise `UserError` if a link leads out of the task: uploads would hold files of this machine."""
+    """Raise `UserError` if a link leads out of the task: uploads would contain files of this machine."""
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
         if not path.resolve().is_relative_to(task):
             raise UserError(f"{path} leads out of the task: put the file itself there.")

@@ -24,7 +24,7 @@ _NETWORKS = {NetworkMode.PUBLIC: "public", NetworkMode.NO_NETWORK: "none", Netwo
 
 
 def image_of(name: str | None, folder: Path, images: Mapping[str, str]) -> Image:
-    """Return the image of a box: that of this name, else that of the Dockerfile in `folder`.
+    """Return the image of a box: the one with this name, else the one built from the Dockerfile in `folder`.
 
     `images` replaces images of tasks, by their names, or all ("*"), by other names, tarballs or directories. Raises
     `UserError` for a folder without a Dockerfile.
@@ -46,7 +46,7 @@ def image_of(name: str | None, folder: Path, images: Mapping[str, str]) -> Image
 
 
 def spec_of(environment: EnvironmentConfig, image: Image, *, network: Network | None = None) -> BoxSpec:
-    """Return the spec of a box. Raises `UserError` for what no box has: Windows, GPUs, TPUs."""
+    """Return the spec of a box. Raises `UserError` for features that no box has: Windows, GPUs, TPUs."""
     if environment.os != "linux" or environment.gpus or environment.tpu:
         raise UserError("The task needs Windows, GPUs or TPUs, which boxes do not have: leave it out.")
     own = Network(mode=_NETWORKS[environment.network_mode], hosts=tuple(environment.allowed_hosts or ()))  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def spec_of(environment: EnvironmentConfig, image: Image, *, network: Network | 
 
 
 def user_of(user: User) -> str | None:
-    """Return a user as boxes take it."""
+    """Return a user in the form that boxes accept."""
     return None if user is None else str(user)
 
 
@@ -74,7 +74,7 @@ async def as_root(box: Box, script: str, *, timeout: float = 60.0) -> None:  # n
 
 
 def emptied(*folders: str) -> str:
-    """Return the shell lines that make folders that are empty, no links, and open to all users."""
+    """Return shell lines that make folders empty, writable by all users, and not links."""
     lines = []
     for folder in map(shlex.quote, folders):
         lines.append(f"if [ -L {folder} ] || [ -f {folder} ]; then rm -f -- {folder}; fi; mkdir -p {folder}")
@@ -83,7 +83,7 @@ def emptied(*folders: str) -> str:
 
 
 async def make_folders(box: Box) -> None:
-    """Make the folders for logs of a new box."""
+    """Make the log folders of a new box."""
     folders = f"{AGENT} {VERIFIER} {ARTIFACTS}"
     await as_root(box, f"mkdir -p {folders}; chmod 777 {folders}")
 
@@ -108,7 +108,7 @@ async def wait_until_healthy(box: Box, check: Healthcheck | None, user: str | No
 
 
 def without_excluded(folder: Path, patterns: Sequence[str]) -> None:
-    """Remove from a folder what a pattern matches: a path below it, or its last parts."""
+    """Remove paths from a folder that match a pattern, in whole or in their last parts."""
     for path in sorted(folder.rglob("*"), reverse=True) if patterns else ():
         parts = path.relative_to(folder).parts
         tails = {"/".join(parts[first:]) for first in range(len(parts))}

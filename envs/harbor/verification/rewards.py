@@ -1,7 +1,7 @@
 """Read reward files, and combine the rewards of steps.
 
-A verifier writes /logs/verifier/reward.json, an object of names and finite numbers, or reward.txt, one number. What is
-missing, empty or no finite number cannot be judged: it fails the episode and is never a reward of 0.
+A verifier writes /logs/verifier/reward.json, an object of names and finite numbers, or reward.txt, one number. A
+missing, empty or non-finite reward fails the episode; it never counts as 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agentloop.envs.harbor.tasks.config import RewardStrategy
 from agentloop.errors import EnvError
 
 Rewards = dict[str, float]
-"""Name to number; the name `reward` is the reward, others are metrics."""
+"""Numbers by name; `reward` is the reward, others are metrics."""
 
 
 class VerifierError(EnvError):
@@ -23,7 +23,7 @@ class VerifierError(EnvError):
 
 
 def read_rewards(folder: Path) -> Rewards:
-    """Return what the files in a copy of /logs/verifier say. Raises `VerifierError` if they say no reward."""
+    """Read the rewards in a copy of /logs/verifier. Raises `VerifierError` if there is none."""
     table, number = folder / "reward.json", folder / "reward.txt"
     try:
         if table.is_file():

@@ -1,8 +1,8 @@
-"""Judge the work in a box: what tests run, where, and what of the agent may still reach them.
+"""Judge the work in a box: which tests run, where, and how they are protected from the agent.
 
-The tests of most tasks run in the agent's own box. Before they are uploaded all processes of the agent are killed, what
-it put at /tests is removed, and so is a reward that it wrote; that this worked is checked from outside of the box. When
-the tests have ended all processes are killed again before the reward is read: nothing writes it later. An agent that is
+The tests of most tasks run in the agent's own box. Before they are uploaded, all processes of the agent are killed, and
+its files at /tests and any reward it wrote are removed; a check from outside the box confirms this. When the tests have
+ended, all processes are killed again before the reward is read, so nothing can write it later. An agent that is
 root in its box can replace the programs that tests use. `in_fresh_box` and separate verifiers are safe from that.
 """
 
@@ -34,7 +34,7 @@ from agentloop.envs.harbor.verification.rewards import Rewards, VerifierError, r
 
 _logger = logging.getLogger(__name__)
 _LOG_BYTES = 256 << 20
-"""Most bytes of /logs/verifier."""
+"""Maximum bytes of /logs/verifier."""
 _REWARD_FILES = ("reward.txt", "reward.json")
 
 
@@ -46,11 +46,11 @@ async def verify(
     carried: tuple[str, ...] = (),
     logs: Path | None = None,
 ) -> Rewards:
-    """Run the tests of a step on what the agent did in `box`, and return the rewards that they write.
+    """Run the tests of a step on the agent's work in `box`, and return the rewards that they write.
 
     With `start` the tests run in the box that it starts, which gets the artifacts of the step and the paths `carried`.
-    Otherwise they run in `box`.
-    /logs/verifier is copied to `logs`. Raises `VerifierError` if there is no reward, and `BoxError` if a box fails.
+    Otherwise they run in `box`. /logs/verifier is copied to `logs`. Raises `VerifierError` if there is no reward, and
+    `BoxError` if a box fails.
     """
     await _collect(step, box)
     await box.kill_processes()
@@ -116,7 +116,7 @@ def _no_link(folder: str) -> str:
 
 
 async def _collect(step: TaskStep, box: Box) -> None:
-    """Run the commands of [[verifier.collect]]; one that fails is told, as in Harbor."""
+    """Run the commands of [[verifier.collect]]; log failures, as in Harbor."""
     own = step.config.verifier.collect if step.config.name else []
     for each in [*step.task.config.verifier.collect, *own]:
         assert each.service == MAIN
@@ -132,7 +132,7 @@ def _with_default(artifacts: tuple[Artifact, ...]) -> list[Artifact]:
 
 
 async def _keep(box: Box, artifact: Artifact, target: Path) -> Path | None:
-    """Copy an artifact to this machine; None if the box has none. Tests then say what its absence means."""
+    """Copy an artifact to this machine; None if the box has none. The tests decide what its absence means."""
     try:
         await box.download(artifact.source, target)
     except BoxError as error:

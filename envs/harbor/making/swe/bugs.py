@@ -1,4 +1,4 @@
-"""Draw bugs, and find those that some tests notice and most do not."""
+"""Draw bugs, and find those that some tests detect and most do not."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Candidate:
 
 @dataclass(slots=True, frozen=True)
 class Bug:
-    """A change that tests notice."""
+    """A change that tests detect."""
 
     candidate: Candidate
     fail_to_pass: dict[str, str]
-    """Tests that fail because of it, each with the message that every run gives, or an empty one."""
+    """Tests that fail because of it, each with its message, empty if runs give different ones."""
     pass_to_pass: list[str]
     """Tests that pass in spite of it."""
 
@@ -39,7 +39,7 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield changes of the files `paths` below `folder` in a random order, none twice; all kinds are equally likely.
 
-    Files of which there is another copy, in the image or in the folder, are left alone.
+    Files with another copy, in the image or in the folder, are not changed.
     """
     sources = dict(_sources(folder, paths, copies))
     rng = random.Random(seed)
@@ -70,13 +70,13 @@ def _sources(folder: Path, paths: Sequence[str], copies: set[bytes]) -> Iterator
 async def bug_of(
     candidate: Candidate, suite: Suite, stable: frozenset[str], *, seconds: float, max_failing: float
 ) -> Bug | None:
-    """Run the `stable` tests twice with a change; None unless some fail each time, at most the share `max_failing`."""
+    """Run the `stable` tests twice with a change; None unless some, at most a share of `max_failing`, fail twice."""
     runs: list[Outcome] = []
     for hash_seed in (0, 1):
         plan = suite.plan(seconds=seconds, chosen=sorted(stable), hash_seed=hash_seed)
         outcome = await suite.run(plan, {candidate.path: candidate.changed})
         if outcome.timed_out or outcome.broken:
-            return None  # what hangs or cannot be imported teaches little
+            return None  # a hang or an import error teaches little
         if not 0 < len(stable - outcome.passed) <= max_failing * len(stable):
             return None
         runs.append(outcome)

@@ -1,4 +1,4 @@
-"""What the agent is told: how the package fails, as its tests see it, and not where."""
+"""Instructions for the agent: how the package fails in its tests, but not where."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from agentloop.envs.harbor.making.swe.bugs import Bug
 from agentloop.envs.harbor.making.swe.packages.fetching import Package
 
 _TESTS = 4
-"""Most tests that are shown with what they say."""
+"""Maximum number of tests that are shown with their messages."""
 _LINES = 8
 _COLUMNS = 200
 _PLACE = re.compile(r'^\s*File ".*", line \d+|^\S+\.py:\d+')
 _CHANGING = re.compile(r"0x[0-9a-f]{6,}|/tmp/[\w./-]+")
-"""Addresses and names of temporary files: another run would say others."""
+"""Addresses and names of temporary files: they differ in each run."""
 
 
 def instruction_of(package: Package, bug: Bug, runner: str) -> str:
@@ -34,7 +34,7 @@ def instruction_of(package: Package, bug: Bug, runner: str) -> str:
 
 
 def _shown(test: str, message: str, path: str) -> str:
-    """Return the name of a test with the lines of its message that say what happened, and not where."""
+    """Return the name of a test with the lines of its message that describe what happened, but not where."""
     lines = [_CHANGING.sub("...", line)[:_COLUMNS] for line in message.splitlines()]
     lines = [line for line in lines if line.strip() and not _PLACE.match(line) and path not in line][:_LINES]
     quoted = "".join(f"    {line}\n" for line in lines)

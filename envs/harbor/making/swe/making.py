@@ -1,4 +1,4 @@
-"""`swe_tasks`: from the source of a package to Harbor tasks, each checked with its solution and with nothing."""
+"""`swe_tasks`: make Harbor tasks from the source of a package, each checked with its solution and with nothing."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ def own_python() -> str:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class SweOptions:
-    """How tasks are made of a package."""
+    """Options for making tasks from a package."""
 
     seed: int = 0
-    """Equal seeds make equal tasks of equal files, packages and Pythons."""
+    """Seed; equal seeds make equal tasks from equal files, packages and Pythons."""
     python: str = field(default_factory=own_python)
     """Version of Python in the boxes, which this machine must have."""
     runner: Runner = "pytest"
     requires: Sequence[str] = ()
-    """Requirements of the tests, beyond those that the package says."""
+    """Requirements of the tests, beyond those that the package declares."""
     without: Sequence[str] = ()
     """Requirements, by name, that are not installed."""
     modifiers: Sequence[str] = ()
-    """Kinds of bugs; empty is all."""
+    """Kinds of bugs; empty means all."""
     seconds: float = 120.0
-    """Time of one run of the tests."""
+    """Seconds of one run of the tests."""
     agent_seconds: float = 1800.0
     memory_mb: int = 2048
     max_failing: float = 0.5
     """Largest share of the tests that may fail because of a bug."""
     max_tries: int = 40
-    """Changes that are tried for each task that is asked for."""
+    """Changes to try for each requested task."""
     concurrent: int = 2
-    """Changes that are tried at once."""
+    """Changes to try at once."""
 
 
 async def swe_tasks(
@@ -71,8 +71,8 @@ async def swe_tasks(
 ) -> AsyncIterator[Path]:
     """Make `count` tasks of a package below `folder`, and yield the folder of each; fewer if no more bugs are found.
 
-    `package` is NAME==VERSION of the package index, an archive, or a folder. `tell` gets sentences on the progress.
-    Raises `UserError` if the package cannot be had or tested, or no bug is found.
+    `package` is NAME==VERSION of the package index, an archive, or a folder. `tell` receives progress messages.
+    Raises `UserError` if the package is unavailable or cannot be tested, or no bug is found.
     """
     options = options or SweOptions()
     for name in options.modifiers:
@@ -156,7 +156,7 @@ async def _stable_tests(suite: Suite, options: SweOptions) -> tuple[frozenset[st
 async def _bugs(
     suite: Suite, stable: frozenset[str], seconds: float, count: int, options: SweOptions
 ) -> AsyncGenerator[Bug, None]:
-    """Yield bugs in the order of their candidates, whatever the number that is tried at once."""
+    """Yield bugs in the order of their candidates, independent of the number that is tried at once."""
     package = suite.package
     sources = package.layout.sources(package.folder)
     copies = await suite.sound_copies()
@@ -177,7 +177,7 @@ async def _bugs(
 async def _write_checked(
     folder: Path, suite: Suite, bug: Bug, options: SweOptions, tell: Callable[[str], None]
 ) -> bool:
-    """Write a task, play it with its solution and with nothing, and return whether the rewards are 1 and 0."""
+    """Write a task, run it with its solution and with nothing, and return whether the rewards are 1 and 0."""
     await asyncio.to_thread(
         write_swe_task,
         folder,

@@ -6,9 +6,9 @@ import difflib
 
 
 def patch_between(before: bytes, after: bytes, path: str) -> bytes:
-    """Return the patch that makes `before` into `after`; `path` is that of the file below the patched directory.
+    """Return the patch that makes `before` into `after`; `path` is the file's path below the patched directory.
 
-    Both end with a newline: busybox cannot patch the end of other files.
+    Both must end with a newline: busybox cannot patch the end of other files.
     """
     assert before.endswith(b"\n")
     assert after.endswith(b"\n")

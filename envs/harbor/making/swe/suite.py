@@ -24,13 +24,13 @@ Runner = Literal["pytest", "unittest"]
 _INSIDE = Path(inside.__file__).parent
 _TEST = TEST_BEGIN + "exec python3 -I /tests/run.py\n"
 SPARE_SECONDS = 60.0
-"""Time of a box beyond that of its tests."""
+"""Seconds that a box may run beyond the time of its tests."""
 _SHOWN = 2000
 
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """What the tests said."""
+    """The result of the tests."""
 
     passed: frozenset[str]
     """Names of tests."""
@@ -40,7 +40,7 @@ class Outcome:
     """Name to message, of files that could not be imported."""
     timed_out: bool
     output: str
-    """The end of what was printed."""
+    """End of the output."""
 
     def message(self, test: str) -> str:
         """Return why a test failed."""
@@ -70,7 +70,7 @@ class Machine:
 
 @dataclass(slots=True, frozen=True)
 class Suite:
-    """The tests of a package, each run of which has a box of its own."""
+    """The tests of a package; each run has a separate box."""
 
     package: Package
     machine: Machine
@@ -78,7 +78,7 @@ class Suite:
     runner: Runner
 
     def plan(self, *, seconds: float, chosen: Sequence[str] | None = None, hash_seed: int = 0) -> dict[str, Any]:
-        """Return what the script in the box reads. `chosen` are names of tests; None is all."""
+        """Return the plan for the script in the box. `chosen` are names of tests; None means all."""
         layout = self.package.layout
         return {
             "runner": self.runner,
@@ -121,7 +121,7 @@ class Suite:
         return Outcome(frozenset(report["passed"]), report["failed"], report["broken"], report["timed_out"], output)
 
     async def sound_copies(self) -> set[bytes]:
-        """Return the SHA-256 of all Python files of the image: a bug in one of them could be looked up."""
+        """Return the SHA-256 of all Python files of the image: a bug in one of them could be found by comparison."""
         box = await self.provider.start(self.machine.spec)
         try:
             result = await box.exec(["python3", "-I", "-c", _HASHES], timeout=SPARE_SECONDS, output_bytes=1 << 24)
@@ -141,7 +141,7 @@ for top in pathlib.Path('/').iterdir():
 
 
 def write_tests(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Write what becomes /tests: the script of the box, its reports and its plan."""
+    """Write the content of /tests: the script of the box, its reports and its plan."""
     (folder / "reports").mkdir(parents=True)
     shutil.copyfile(_INSIDE / "run.py", folder / "run.py")
     for name in ("pytest_report.py", "unittest_report.py"):

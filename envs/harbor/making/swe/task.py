@@ -21,9 +21,9 @@ patch -p1 < /solution/fix.patch
 
 
 def write_swe_task(folder: Path, suite: Suite, bug: Bug, *, seed: int, seconds: float, agent_seconds: float) -> None:
-    """Write the task of a bug to a new folder; `seconds` is the time of a run of its tests.
+    """Write the task of a bug to a new folder; `seconds` is the time limit of its tests.
 
-    The source is the only step's workdir, without the files of failing tests. Tests run in a box of their own, which
+    The source is the only step's workdir, without the files of failing tests. Tests run in a separate box, which
     gets the package and nothing else of the agent's box.
     """
     package, candidate, layout = suite.package, bug.candidate, suite.package.layout

@@ -18,12 +18,12 @@ _OTHER |= {"&": "|", "|": "&", "^": "|"}
 _OPERATOR = re.compile(rb"\*\*|//|<<|>>|[-+*/%&|^]")
 _AND_OR = re.compile(rb"\b(and|or)\b")
 _ONE_ORDER = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift)
-"""Operators whose operands cannot change places without another result."""
+"""Operators for which swapping the operands changes the result."""
 _DECIMAL = re.compile(rb"[0-9]+")
 
 
 def change_comparison(source: Source) -> Iterator[Edit]:
-    """Use the nearest other comparison: `<` becomes `<=`, `in` becomes `not in`."""
+    """Use the most similar other comparison: `<` becomes `<=`, `in` becomes `not in`."""
     return _comparisons(source, _NEAR)
 
 
@@ -50,7 +50,7 @@ def change_operator(source: Source) -> Iterator[Edit]:
 
 
 def change_and_or(source: Source) -> Iterator[Edit]:
-    """Put `or` for `and`, or `and` for `or`."""
+    """Replace `and` with `or`, or `or` with `and`."""
     for node in source.nodes:
         if isinstance(node, ast.BoolOp):
             yield from _replaced(source, node.values[0], node.values[1], _AND_OR, {"and": "or", "or": "and"})
@@ -92,7 +92,7 @@ def swap_arguments(source: Source) -> Iterator[Edit]:
 
 def _swapped(source: Source, left: ast.expr, right: ast.expr) -> Iterator[Edit]:
     start, between = source.between(left, right)
-    if b"(" in between or b")" in between:  # of which operand they are cannot be seen here
+    if b"(" in between or b")" in between:  # they may belong to either operand
         return
     stop = start + len(between)
     new = source.text(right) + source.data[start:stop] + source.text(left)
@@ -100,7 +100,7 @@ def _swapped(source: Source, left: ast.expr, right: ast.expr) -> Iterator[Edit]:
 
 
 def change_number(source: Source) -> Iterator[Edit]:
-    """Make a whole number one larger or one smaller."""
+    """Increase or decrease an integer by one."""
     for node in source.nodes:
         if isinstance(node, ast.Constant) and type(node.value) is int and _DECIMAL.fullmatch(source.text(node)):
             for other in (node.value + 1, node.value - 1):
@@ -109,7 +109,7 @@ def change_number(source: Source) -> Iterator[Edit]:
 
 
 def change_truth(source: Source) -> Iterator[Edit]:
-    """Put False for True, or True for False."""
+    """Replace True with False, or False with True."""
     for node in source.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, bool):
             yield Edit(*source.span(node), str(not node.value).encode())
@@ -128,7 +128,7 @@ def remove_sign(source: Source) -> Iterator[Edit]:
 
 
 def use_other_parameter(source: Source) -> Iterator[Edit]:
-    """Read another parameter of the function in place of one."""
+    """Replace a parameter with another one of the function."""
     for function in source.nodes:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _COMMENT = re.compile(rb"#[^\r\n]*")
 _NOT_RUN = ("annotation", "returns", "type_comment", "type_params")
-"""Fields of nodes that say types: to change them makes no bug."""
+"""Fields of nodes that hold types: changing them makes no bug."""
 _NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
@@ -37,13 +37,13 @@ class Source:
         self.data = data
         self.tree = tree
         self.nodes = list(_nodes(tree))
-        """Nodes whose positions are exact, and which run, in the order of the file."""
+        """Nodes whose positions are exact, and which are executed, in the order of the file."""
         self._ids = set(map(id, self.nodes))
         self._lines = [0, *(match.end() for match in _LINE_END.finditer(data))]
 
     @classmethod
     def parse(cls, data: bytes) -> Source | None:
-        """Return a file, or None if it is not Python in UTF-8 that this interpreter knows."""
+        """Return a file, or None if this interpreter cannot parse it as Python in UTF-8."""
         try:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
             if encoding != "utf-8":  # positions count the bytes of UTF-8
@@ -95,7 +95,7 @@ class Source:
         return line, end
 
     def changed(self, edit: Edit) -> bytes | None:
-        """Return the file with an edit; None if it is no Python then, or has the same meaning."""
+        """Return the file with an edit; None if the result is invalid or means the same."""
         data = edit.applied(self.data)
         try:
             with warnings.catch_warnings():
@@ -109,7 +109,7 @@ class Source:
 
 def _parsed(data: bytes) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes in strings, which are the package's business
+        warnings.simplefilter("ignore")  # about escapes in strings of the package
         return ast.parse(data)
 
 

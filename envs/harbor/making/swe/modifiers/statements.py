@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from agentloop.envs.harbor.making.swe.modifiers.source import Edit, Source
 
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Delete)
-"""Statements that can change places without a change of the names that others see."""
+"""Statements whose order does not affect the names that others see."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -42,7 +42,7 @@ def remove_loop(source: Source) -> Iterator[Edit]:
 
 
 def remove_assignment(source: Source) -> Iterator[Edit]:
-    """Remove an assignment inside of a function."""
+    """Remove an assignment inside a function."""
     inside = {id(each) for node in source.nodes if isinstance(node, _FUNCTIONS) for each in ast.walk(node)}
     return _removed(source, lambda each: id(each) in inside and isinstance(each, ast.Assign | ast.AugAssign))
 
@@ -81,14 +81,14 @@ def swap_branches(source: Source) -> Iterator[Edit]:
 
 
 def change_return(source: Source) -> Iterator[Edit]:
-    """Return None in place of a value."""
+    """Return None instead of a value."""
     for node in source.nodes:
         if isinstance(node, ast.Return) and node.value is not None:
             yield Edit(*source.span(node.value), b"None")
 
 
 def change_jump(source: Source) -> Iterator[Edit]:
-    """Put `continue` for `break`, or `break` for `continue`."""
+    """Replace `break` with `continue`, or `continue` with `break`."""
     for node in source.nodes:
         if isinstance(node, ast.Break | ast.Continue):
             yield Edit(*source.span(node), b"continue" if isinstance(node, ast.Break) else b"break")

@@ -1,1 +1,1 @@
-"""Source distributions: where they are had, what in them is the package and what its tests, and what they need."""
+"""Source distributions: fetch them, separate the package from its tests, and find their requirements."""

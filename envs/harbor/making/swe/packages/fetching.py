@@ -24,7 +24,7 @@ _BUILT = shutil.ignore_patterns(
     *(".git", ".hg", ".svn", ".tox", ".nox", ".venv", "venv", ".eggs", "*.egg", "build", "dist", "node_modules"),
     *("__pycache__", "*.pyc", "*.pyo", ".pytest_cache", ".mypy_cache", ".ruff_cache"),
 )
-"""What version control, builds and tests leave."""
+"""Files that version control, builds and tests create."""
 _SECONDS = 600.0
 _SHOWN_LINES = 6
 
@@ -44,8 +44,8 @@ class Package:
 def fetch(package: str, folder: Path) -> Package:
     """Unpack a package to a new folder, without version control, builds and compiled files.
 
-    `package` is NAME==VERSION or NAME of the package index, an archive, or a folder. Raises `UserError` if it cannot be
-    had, or has no tests.
+    `package` is NAME==VERSION or NAME of the package index, an archive, or a folder. Raises `UserError` if it is
+    unavailable or has no tests.
     """
     with tempfile.TemporaryDirectory(prefix="agentloop-source-") as made:
         source = _source(package, Path(made))
@@ -58,7 +58,7 @@ def fetch(package: str, folder: Path) -> Package:
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    """Return the names in a folder that are not copied: also links to nothing."""
+    """Return the names in a folder that are not copied, such as broken links."""
     return {*_BUILT(folder, names), *(name for name in names if not Path(folder, name).exists())}
 
 
@@ -115,7 +115,7 @@ def pyproject(folder: Path) -> dict[str, Any]:
 
 
 def _write_metadata(folder: Path, name: str, version: str) -> None:
-    """Let programs find the version of the package as if it were installed, unless setuptools has written that."""
+    """Let programs find the version of the package as if it were installed, unless setuptools has recorded it."""
     if any(folder.glob("*.egg-info")) or any(folder.glob("src/*.egg-info")) or any(folder.glob("lib/*.egg-info")):
         return
     info = folder / "PKG-INFO"

@@ -10,7 +10,7 @@ from pathlib import Path
 from agentloop.errors import UserError
 
 TEST_FILE = r"(?:.*/)?(?:(?:tests?|testing)/.*|(?:conftest|tests?|test_[^/]*|[^/]*_tests?)\.py)"
-"""Paths of tests and of what they need. The box of the tests reads it, too."""
+"""Paths of tests and of what they need. The box of the tests also reads it."""
 _TEST_FOLDERS = ("tests", "test", "testing")
 _NO_PACKAGES = {*_TEST_FOLDERS, "benchmark", "benchmarks", "bin", "ci", "doc", "docs", "example", "examples", "fuzz"}
 _NO_PACKAGES |= {"perf", "requirements", "scripts", "tools"}
@@ -29,7 +29,7 @@ class Layout:
     """Directories and files with the tests."""
 
     def sources(self, folder: Path) -> list[str]:
-        """Return the paths of the package's Python files that are no tests, sorted."""
+        """Return the sorted paths of the package's Python files that are not tests."""
         found = []
         for part in self.parts:
             path = folder / part
@@ -39,7 +39,7 @@ class Layout:
 
 
 def is_test(path: str) -> bool:
-    """Return whether a path below the source folder is that of a test, or of something for tests."""
+    """Return whether a path below the source folder belongs to the tests or their files."""
     return re.fullmatch(TEST_FILE, path) is not None
 
 
@@ -54,7 +54,7 @@ def _parts(folder: Path, name: str) -> tuple[str, tuple[str, ...]]:
         found = {path.stem: path for path in _importable(folder / root)}
         if not found:
             continue
-        # Other things beside the package itself, such as a script, count only if the package says so.
+        # Other files beside the package itself, such as a script, count only if the package declares them.
         own = {each for each in found if _plain(each) == _plain(name)} | (_top_level(folder / root) & set(found))
         chosen = sorted(own or found)
         return root, tuple(str(found[each].relative_to(folder)) for each in chosen)
@@ -70,7 +70,7 @@ def _importable(folder: Path) -> Iterator[Path]:
 
 
 def _top_level(folder: Path) -> set[str]:
-    """Return the names that setuptools wrote down."""
+    """Return the names that setuptools recorded."""
     files = folder.glob("*.egg-info/top_level.txt") if folder.is_dir() else ()
     return {name for file in files for name in file.read_text(encoding="utf-8").split()}
 

@@ -1,4 +1,4 @@
-"""What the tests of a package need, with the versions of today that pip chooses."""
+"""Requirements of a package's tests, with the current versions that pip chooses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentloop.errors import UserError
 
 _EXTRAS = ("test", "tests", "testing", "pytest")
 _WIDER_EXTRAS = ("dev", "develop", "development")
-"""Taken if there is none of `_EXTRAS`."""
+"""Used if none of `_EXTRAS` exists."""
 _FILES = ("*requirements*test*.txt", "*test*requirements*.txt", "requirements/test*.txt", "test*/requirements*.txt")
 _NOT_FOR_TESTS = {
     "black",
@@ -61,7 +61,7 @@ _NOT_FOR_TESTS |= {
     "pytest-sugar",
     "pytest-xdist",
 }
-"""Programs that developers run, whose options `pytest` here does not get."""
+"""Developers' tools, whose options `pytest` here does not receive."""
 _SECONDS = 600.0
 _SHOWN_LINES = 6
 
@@ -80,9 +80,9 @@ def requirements_of(package: Package, version: str) -> list[str]:
 
 
 def pinned(requirements: Sequence[str], version: str, *, without: str) -> list[str]:
-    """Return NAME==VERSION of all packages that pip would install, but `without`, for a version of Python.
+    """Return NAME==VERSION of all packages except `without` that pip would install for a version of Python.
 
-    Only wheels: nothing of a package runs. Raises `UserError` if pip finds no versions that fit.
+    Only wheels are used, so no code of a package runs. Raises `UserError` if pip finds no matching versions.
     """
     if not requirements:
         return []
@@ -109,7 +109,7 @@ def pinned(requirements: Sequence[str], version: str, *, without: str) -> list[s
 
 
 def _of_metadata(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield requirements, each with an extra for which it may be."""
+    """Yield requirements, each with an extra that may need it."""
     if (info := folder / "PKG-INFO").is_file():
         headers = HeaderParser().parsestr(info.read_text(encoding="utf-8", errors="replace"))
         for text in headers.get_all("Requires-Dist") or []:
@@ -119,7 +119,7 @@ def _of_metadata(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _of_setuptools(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield what older versions of setuptools wrote, which do not put it into PKG-INFO."""
+    """Yield requirements as older versions of setuptools wrote them, outside PKG-INFO."""
     for path in sorted((*folder.glob("*.egg-info/requires.txt"), *folder.glob("src/*.egg-info/requires.txt"))):
         sections: dict[str, list[str]] = {"": []}
         lines = sections[""]
