@@ -1,1 +1,1 @@
-"""Episodes of several players: who plays in which seat, and games in which they take turns."""
+"""Episodes of several players: the player of each seat, and games in which they take turns."""

@@ -17,7 +17,7 @@ Script = Callable[[Sequence[Message], random.Random], Any]
 
 
 class PlayerStopped(Exception):
-    """A limit of the run ended the conversation of a player: it can say no more."""
+    """A limit of the run ended the conversation of a player: it cannot continue."""
 
     def __init__(self, player: str, reason: StopReason, message: str) -> None:
         super().__init__(f"{player}: {message}")
@@ -25,7 +25,7 @@ class PlayerStopped(Exception):
 
 
 class Player(ABC):
-    """A seat of an episode. `messages` is its conversation: it sees nothing else."""
+    """A seat of an episode. It sees only `messages`, its conversation."""
 
     def __init__(self, name: str, *, learns: bool) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class Player(ABC):
 
 
 class ScriptedPlayer(Player):
-    """A player that is a function. What it raises ends the episode as a failure of the environment."""
+    """A player that is a function. Its exceptions end the episode as a failure of the environment."""
 
     def __init__(self, name: str, script: Script, seed: int) -> None:
         super().__init__(name, learns=False)

@@ -57,7 +57,7 @@ class Seat:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine."""
     models: str | None = None
-    """Folder of models, one of which plays."""
+    """Folder of models, from which one is drawn for each episode."""
 
     @property
     def learns(self) -> bool:
@@ -67,7 +67,7 @@ class Seat:
 class PlayersProgram(BaseEnv):
     """One episode of several players.
 
-    Each player that learns has a trajectory of its own, whose `role` is the name of its seat; advantages compare the
+    Each player that learns has a separate trajectory, whose `role` is the name of its seat; advantages compare the
     same role in the episodes of a group. Turns of all others are never trained.
     """
 

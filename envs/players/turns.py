@@ -26,11 +26,11 @@ class TurnGame(ABC):
 
     @abstractmethod
     def observe(self, player: str) -> str:
-        """Return what a player is told before its move."""
+        """Return the observation of a player before its move."""
 
     @abstractmethod
     def move(self, player: str, text: str) -> None:
-        """Make the move that a turn of a player contains. Raises `InvalidMove` and then changes nothing."""
+        """Make the move that a turn of a player contains. Raises `InvalidMove` and leaves the state unchanged."""
 
     @abstractmethod
     def rewards(self) -> Mapping[str, float]:
@@ -48,10 +48,10 @@ async def play_turns(
 ) -> Mapping[str, float]:
     """Play a game to its end, and return the rewards.
 
-    A player loses whose turn has no valid move after `retries` further attempts, or whose conversation reaches a limit:
-    its reward is `forfeit`, and that of all others 0. With `forget`, each turn is a conversation of its own, in which a
-    player sees the present observation only. Set it if that has all that a move depends on: equal positions then have
-    equal prompts, and what a model learns of a position does not depend on the moves before it.
+    A player loses if its turn has no valid move after `retries` further attempts, or its conversation reaches a limit:
+    its reward is `forfeit`, and all others get 0. With `forget`, each turn is a separate conversation, in which a
+    player sees only the current observation. Set it if a move depends on nothing else: equal positions then have equal
+    prompts, and the model's value of a position does not depend on the moves before it.
     """
     invalid = dict.fromkeys(players, 0)
     notice = ""
