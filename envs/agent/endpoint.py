@@ -16,7 +16,7 @@ class Endpoint:
     """Address that ends in /v1, for OpenAI's clients."""
     api_key: str
     model: str
-    """Name of the model. The gateway accepts any other name, too."""
+    """Name of the model. The gateway also accepts any other name."""
 
     @property
     def root_url(self) -> str:

@@ -28,7 +28,7 @@ async def run_process(
     try:
         output, errors = await _talk(process, stdin)
     finally:
-        # End processes that it left in its group.
+        # End processes that the command left in its group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

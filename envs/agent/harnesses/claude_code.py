@@ -19,7 +19,7 @@ _MODELS = (
 
 
 _WINDOW, _MAX_COMPACT_AT = 180_000, 167_000
-"""Tokens of a window of 200,000 that are not reserved for a summary, and the highest number at which it compacts."""
+"""Tokens of a 200,000-token window that are not reserved for a summary, and the highest number at which it compacts."""
 
 
 def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:

@@ -18,7 +18,7 @@ def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -
     if compact_at is not None:
         about["limit"] = {"context": compact_at + _OUTPUT, "output": _OUTPUT}
     provider = {
-        "npm": "@ai-sdk/openai-compatible",  # is in the program
+        "npm": "@ai-sdk/openai-compatible",  # bundled with the program
         "name": "agentloop",
         "options": {"baseURL": endpoint.base_url, "apiKey": endpoint.api_key},
         "models": {endpoint.model: about},
