@@ -84,10 +84,10 @@ def tasks(
     system: str | None = "default",
     python: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield `size` questions as rows: of one data set, or of several as the package's composite mixes them.
+    """Yield `size` questions as rows: of one data set, or of several mixed by the package's composite.
 
     `datasets` is a name, a list of names, or name -> {weight: 2.0, level: 3, config: {max_terms: 6}}. `level` is the
-    level of the package's curricula for all that name no other; without one, a data set has its default difficulty.
+    curriculum level of data sets that name no other; without one, a data set has its default difficulty.
     Equal seeds give equal questions; use another seed for held-out rows. `system` is the system message, or "default"
     for the package's own. Raises `UserError` for unknown names and options.
     """

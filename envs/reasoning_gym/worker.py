@@ -1,6 +1,6 @@
 """Worker of reasoning-gym (`agentloop.envs.workers.script`): makes questions and judges answers.
 
-An item is named by its source, and made again to judge an answer: metadata that the verifiers need is often no JSON.
+An item is named by its source, and made again to judge an answer: its metadata is often not valid JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Worker:
                 "dataset": name,
                 "level": spec.get("level"),
                 "config": dict(spec.get("config") or {}),
-                # A composite gives its parts these seeds, too.
+                # A composite also gives its parts these seeds.
                 "seed": seed + number + 1 if len(datasets) > 1 else seed,
                 "size": size,
             }
@@ -63,7 +63,7 @@ class Worker:
             }
 
     def start(self, episode: str, arguments: Mapping[str, Any]) -> None:
-        """Make the item of a source. Raises `ValueError` if it has another question than the row."""
+        """Make the item of a source. Raises `ValueError` if its question differs from the row's."""
         source = dict(arguments["source"])
         index = source.pop("index")
         dataset = dataset_of(json.dumps(source))
@@ -76,7 +76,7 @@ class Worker:
         self.questions[episode] = dataset, item
 
     def step(self, episode: str, arguments: Mapping[str, Any]) -> float:
-        """Return the score of an answer, 0 to 1. With a `tag`, the answer is the text in the last pair of it."""
+        """Return the score of an answer, 0 to 1. With a `tag`, the answer is the text in its last pair."""
         dataset, item = self.questions[episode]
         text, tag = arguments["text"], arguments["tag"]
         answer = text if tag is None else reasoning_gym.utils.extract_answer(text, tag_name=tag)
@@ -88,7 +88,7 @@ class Worker:
 
 
 def configured(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole configuration of a data set: that of a level of its curriculum, changed by its own options."""
+    """Return the whole configuration of a data set: a level of its curriculum, updated with its own options."""
     given = {"size": source["size"], "seed": source["seed"]}
     if source["level"] is None:
         return {**source["config"], **given}
