@@ -1,4 +1,4 @@
-"""The providers of boxes: what each needs, and how to make one from options."""
+"""The providers of boxes: their requirements, and how to make one from options."""
 
 from __future__ import annotations
 

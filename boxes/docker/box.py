@@ -85,7 +85,7 @@ class DockerBox:
         self._loop.add_reader(lease, self._lease_readable)
 
     def _lease_readable(self) -> None:
-        """Notice the end of the container: the engine closes the connection."""
+        """Detect the end of the container: the engine closes the connection."""
         try:
             if self._lease.recv(1 << 12):
                 return

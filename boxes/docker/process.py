@@ -41,7 +41,7 @@ class DockerProcess:
             raise BoxError("The program has closed its input, so nothing can be written to it.") from None
 
     async def close_stdin(self) -> None:
-        """Close its stdin; with a terminal it reads an end of input."""
+        """Close its stdin; with a terminal, send an end of input."""
         if self._is_writable:
             self._is_writable = False
             if self._tty:

@@ -34,11 +34,11 @@ class Streams:
         self._arrived = asyncio.Event()
 
     async def write(self, data: bytes) -> None:
-        """Write to the command's input. Raises `OSError` if nobody can read it."""
+        """Write to the command's input. Raises `OSError` if nothing reads it."""
         await self._loop.sock_sendall(self._socket, data)
 
     def close_input(self) -> None:
-        """Let the command read the end of its input."""
+        """Close the command's input."""
         if self._is_open:
             try:
                 self._socket.shutdown(socket.SHUT_WR)

@@ -1,1 +1,1 @@
-"""The interface of boxes: what a box is made from, what it can do, and what a provider of boxes must offer."""
+"""The interface of boxes: the specification of a box, its operations, and those of a provider."""

@@ -44,7 +44,7 @@ class BoxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables on top of the image's."""
     cpus: float | None = None
-    """Processors whose time the box may take; 0.5 is half of one."""
+    """CPUs that the box may use; 0.5 is half of one."""
     memory_mb: int | None = None
     storage_mb: int | None = None
     """MiB that the box may write."""

@@ -1,4 +1,4 @@
-"""`Proxy`: an HTTP proxy for one box, which may reach some hosts only. Programs find it by variables (http_proxy)."""
+"""`Proxy`: an HTTP proxy for one box, which may reach only some hosts. Programs find it by variables (http_proxy)."""
 
 from __future__ import annotations
 

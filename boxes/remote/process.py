@@ -31,7 +31,7 @@ class RemoteProcess:
         await self._send("POST", "input", {"data": base64.b64encode(data).decode()})
 
     async def close_stdin(self) -> None:
-        """Close its stdin; with a terminal it reads an end of input."""
+        """Close its stdin; with a terminal, send an end of input."""
         if self._is_writable:
             self._is_writable = False
             await self._send("POST", "input", {"close": True})
