@@ -204,7 +204,7 @@ class Attempt:
         is_last = self._number + 1 == len(self.task.steps)
         if is_last or not reaches(self._judged[-1], self.step.config.min_reward):
             return False
-        # Neither the tests of this step nor what they wrote may be seen in the next one.
+        # The next step may see neither the tests of this step nor their output.
         await as_root(self.box, f"rm -rf -- {TESTS}; {emptied(VERIFIER, AGENT)}")
         self._number += 1
         await self._prepare(self.box)
@@ -217,7 +217,7 @@ class Attempt:
 
     @property
     def rewards(self) -> Rewards:
-        """The rewards of the task, from those of its steps. Raises `VerifierError` if none was judged."""
+        """The rewards of the task, combined from its steps. Raises `VerifierError` if none was judged."""
         if not self._judged:
             raise VerifierError(f"no tests of {self.task.name} have run")
         return combined(self._judged, self.task.config.multi_step_reward_strategy)

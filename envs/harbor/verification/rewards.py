@@ -59,7 +59,7 @@ def reaches(rewards: Rewards, least: float | Mapping[str, float] | None) -> bool
 
 
 def combined(steps: Sequence[Rewards], strategy: RewardStrategy | None) -> Rewards:
-    """Return the rewards of a task from those of its steps: their mean, missing names as 0, or those of the last."""
+    """Combine the rewards of steps: their mean, with missing names as 0, or those of the last step."""
     if strategy is RewardStrategy.FINAL:
         return dict(steps[-1])
     names = {name for rewards in steps for name in rewards}

@@ -71,7 +71,7 @@ async def verify(
 
 
 async def clear_tests(box: Box) -> None:
-    """Remove the tests of a step and what they wrote, so that the agent cannot read them in the next step."""
+    """Remove the tests of a step and their output, so that the agent cannot read them in the next step."""
     await as_root(box, f"rm -rf -- {TESTS}; {emptied(VERIFIER)}")
 
 

@@ -1,1 +1,1 @@
-"""Make Harbor tasks of Python packages: a bug is put into the source, and the tests of the package find it."""
+"""Make Harbor tasks of Python packages: insert a bug that the tests of the package detect."""

@@ -31,7 +31,7 @@ class Bug:
     fail_to_pass: dict[str, str]
     """Tests that fail because of it, each with its message, empty if runs give different ones."""
     pass_to_pass: list[str]
-    """Tests that pass in spite of it."""
+    """Tests that pass despite it."""
 
 
 def candidates(

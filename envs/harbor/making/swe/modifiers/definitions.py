@@ -9,7 +9,7 @@ from agentloop.envs.harbor.making.swe.modifiers.source import Edit, Source
 
 
 def change_default(source: Source) -> Iterator[Edit]:
-    """Change the default of a parameter: a truth value, a number, a text or None."""
+    """Change the default of a parameter: a boolean, a number, a string or None."""
     for node in source.nodes:
         if isinstance(node, ast.arguments):
             for default in (*node.defaults, *node.kw_defaults):

@@ -10,7 +10,7 @@ from pathlib import Path
 from agentloop.errors import UserError
 
 TEST_FILE = r"(?:.*/)?(?:(?:tests?|testing)/.*|(?:conftest|tests?|test_[^/]*|[^/]*_tests?)\.py)"
-"""Paths of tests and of what they need. The box of the tests also reads it."""
+"""Paths of tests and their files. The box of the tests also reads it."""
 _TEST_FOLDERS = ("tests", "test", "testing")
 _NO_PACKAGES = {*_TEST_FOLDERS, "benchmark", "benchmarks", "bin", "ci", "doc", "docs", "example", "examples", "fuzz"}
 _NO_PACKAGES |= {"perf", "requirements", "scripts", "tools"}
@@ -19,7 +19,7 @@ _NO_MODULES = {"conftest", "dodo", "fabfile", "noxfile", "setup", "tasks", "vers
 
 @dataclass(slots=True, frozen=True)
 class Layout:
-    """Paths in a source folder, below it."""
+    """Paths relative to a source folder."""
 
     root: str
     """Directory that programs import from: `src`, or "." for the folder itself."""
