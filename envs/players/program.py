@@ -50,7 +50,7 @@ POLICY = "policy"
 
 @dataclass(slots=True, frozen=True)
 class Seat:
-    """Who plays in a seat. One of `script` and `engine` is set, or neither for the policy."""
+    """The player of a seat. One of `script` and `engine` is set, or neither for the policy."""
 
     script: str | None = None
     engine: str | None = None
@@ -107,7 +107,7 @@ class PlayersProgram(BaseEnv):
         self._rewards: Mapping[str, float] = {}
 
     def seats(self, place: int, seed: int) -> dict[str, Seat]:
-        """Return who plays in each seat of episode `place` of the group. `seed` draws from several."""
+        """Return the player of each seat in episode `place` of the group. `seed` decides random draws."""
         rng = random.Random(seed)
         drawn = [rng.choice(seats) for seats in self._seats.values()]
         shift = (place + int(self.task.get("seat", 0))) % len(drawn) if self._swap else 0
