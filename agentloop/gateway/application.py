@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 << 20
 _CLIENT_GONE = 499
 _RETRIES = "x-stainless-retry-count"
-"""Header of the official clients: how often they sent this request before without an answer."""
+"""Header of the official clients: how often they have already sent this request without getting an answer."""
 _DIALECTS: dict[str, Dialect] = {"/chat/completions": Chat(), "/messages": Anthropic(), "/responses": Responses()}
 
 
@@ -96,7 +96,7 @@ def application(sessions: Mapping[str, Session], renderer: Renderer, model: str)
 
 
 def _dialect_of(request: Request) -> Dialect:
-    """Return the dialect of an address; for others that of the client."""
+    """Return the dialect of an address; for unknown addresses, the client's."""
     path = request.url.path.removesuffix("/count_tokens")
     for ending, dialect in _DIALECTS.items():
         if path.endswith(f"/v1{ending}"):

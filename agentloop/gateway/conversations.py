@@ -1,8 +1,8 @@
 """`Conversations`: the token streams of one episode, and the stream that a request continues.
 
-A request brings a whole history. If it begins with a turn that the gateway sampled, the stream up to that turn is kept,
-id for id, and only the messages after it are rendered. Two requests that continue one turn are two streams. The second
-is a branch, which begins with the shared tokens as context.
+A request sends the whole history. If it begins with a turn that the gateway sampled, the stream up to that turn is
+kept, id for id, and only the messages after it are rendered. If two requests continue one turn, they are two streams.
+The second is a branch, which begins with the shared tokens as context.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentloop.types.image import PlacedImage
 
 Images = Callable[[Sequence[int], int], "Sequence[PlacedImage]"]
-"""(ids, their start in the stream) -> the new images, placed in them."""
+"""(ids, their start in the stream) -> the new images with their places in the ids."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +36,7 @@ class Turn:
     end: int
     """End of the turn, whose ids are `stream.ids[start:end]`."""
     num_messages: int
-    """Messages of its conversation, this turn included."""
+    """Number of messages in its conversation, including this turn."""
     reasoning: str
     parent: Turn | None
     continued: bool = False
@@ -49,21 +49,21 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """The place of a turn that is yet to be sampled."""
+    """The place of a turn that is not sampled yet."""
 
     request: ModelRequest
     parent: Turn | None
     name: str
     """Trajectory id of the stream in the engine."""
     appends: bool
-    """Whether it continues the stream of `parent` instead of beginning one."""
+    """Whether it continues the stream of `parent` instead of starting one."""
     prompt: list[int] = field(default_factory=list)
     """All ids before the turn."""
     continuation: Continuation | None = None
     """End of the prompt after `parent`; None without a parent."""
     new_images: Sequence[PlacedImage] = ()
     grammar: Grammar | None = None
-    """Form of the turn; None if it may have any."""
+    """Form of the turn; None if unconstrained."""
 
     @property
     def images(self) -> list[Any]:
@@ -101,7 +101,7 @@ class Conversations:
         """All trajectory ids that the engine has seen."""
 
     def open(self, request: ModelRequest, *, new_stream: bool = False) -> Place:
-        """Return a place for a request, which the caller gives back with `add` or `abandon`.
+        """Return a place for a request; the caller must return it with `add` or `abandon`.
 
         With `new_stream` it begins a stream even if the conversation is known.
         """
@@ -114,7 +114,7 @@ class Conversations:
         return Place(request, parent, name, appends=False)
 
     def abandon(self, place: Place) -> None:
-        """Give back a place without a sampled turn: another request may continue the stream."""
+        """Return a place without a sampled turn, so that another request may continue the stream."""
         if place.appends and place.parent is not None:
             place.parent.continued = place.appends = False
 
@@ -152,7 +152,7 @@ class Conversations:
         return turn
 
     def as_trajectories(self) -> list[Trajectory]:
-        """Return the stream of the last turn, then the others in their order; nothing if no turn was sampled."""
+        """Return the stream of the last turn, then the others in order; empty if no turn was sampled."""
         if self._last is None:
             return []
         main = self._last.stream
@@ -162,7 +162,7 @@ class Conversations:
         return trajectories
 
     def find(self, request: ModelRequest) -> Turn | None:
-        """Return the last turn of the conversation that the gateway sampled."""
+        """Return the last turn in the conversation that the gateway sampled."""
         for key in reversed(request.keys):
             turn = self._turns.get(key)
             if turn is not None and _has_same_thinking(turn, request):
@@ -184,7 +184,7 @@ def _images_before(turn: Turn) -> list[Any]:
 
 
 def _has_same_thinking(turn: Turn, request: ModelRequest) -> bool:
-    """Return whether the client sends back the sampled thinking or none; most send none."""
+    """Return whether the client sends back the sampled thinking or none at all, as most do."""
     at: Turn | None = turn
     while at is not None:
         reasoning = request.messages[at.num_messages - 1].get("reasoning_content")

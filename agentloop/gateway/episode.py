@@ -30,7 +30,7 @@ class ProgramPlayer:
     def episode(
         self, program: AgentProgram, trajectory: Trajectory, *, limits: Limits, sampling: Sampling, seed: int
     ) -> ProgramEpisode:
-        """Return the episode of a program, not started."""
+        """Return the episode of a program without starting it."""
         address = (program.host, program.advertised)
         if address not in self._gateways:
             host, advertised = address
@@ -61,7 +61,7 @@ class ProgramEpisode:
         self._seed = seed
 
     async def play(self) -> StopReason:
-        """Run the program to its end. Raises `UserError` if no episode could ever work."""
+        """Run the program to its end. Raises `UserError` if no episode can work."""
         async with self._gateway.session(
             limits=self._limits,
             sampling=self._sampling,

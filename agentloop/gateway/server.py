@@ -34,7 +34,7 @@ _IDLE_SECONDS = 600
 class Gateway:
     """One listening socket for all episodes of an engine.
 
-    `host` is the address to listen on; agents on other machines need another one than the default. They connect to
+    `host` is the address to listen on; agents on other machines need one other than the default. They connect to
     `advertised`. A secret key identifies each episode.
     """
 
@@ -126,7 +126,7 @@ class _Server:
 
 
 def load_server() -> None:
-    """Import the web server, which takes a second: before the first episode. Raises `UserError` if it is missing."""
+    """Import the web server before the first episode: it takes a second. Raises `UserError` if it is missing."""
     try:
         for module in ("uvicorn", "agentloop.tools.serving.http.protocol", "agentloop.gateway.application"):
             importlib.import_module(module)

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 Chooser = Literal["run", "client"]
 
 _MAX_ANSWERS = 16
-"""Answers that are kept for clients which ask for them again."""
+"""Number of answers to keep for clients that request them again."""
 
 
 class Session:
     """Serves the calls of one episode and keeps their token streams. It belongs to one event loop.
 
     With `chosen_by="run"`, temperature, top_p and top_k of `sampling` override those of requests, and each call has a
-    seed of its own. The learner scores tokens at one temperature, and episodes of a group that all request `seed=0`
+    separate seed. The learner scores tokens at one temperature, and episodes of a group that all request `seed=0`
     would be equal. With "client" the settings of `sampling` are defaults. If the turns are trained, requests that
     change them are refused.
     """
@@ -74,7 +74,7 @@ class Session:
         self._invalid_in_a_row = 0
         self._closed = False
         self.memory = Memory()
-        """Earlier answers and calls, to which later requests may refer."""
+        """Earlier answers and calls that later requests may refer to."""
         self.refused: StopReason | None = None
         """Limit of the first refused call, or a failure of the engine."""
         self.error: str | None = None
@@ -90,8 +90,8 @@ class Session:
     async def complete(self, request: ModelRequest, index: int = 0, *, hear: Listener | None = None) -> Completion:
         """Sample the turn that follows a conversation, or turn `index` of several.
 
-        `hear` gets the ids while they are sampled, if the engine streams them. Cancelling it leaves no trace. A client
-        that lost the answer and says so gets the same turn again, if it is one of the last. Raises `ApiError`.
+        `hear` gets the ids while they are sampled, if the engine streams them. Cancelling has no side effects. A client
+        that reports a lost answer gets the same turn again if it is one of the last. Raises `ApiError`.
         """
         answered = self._answers.get((request.sent, index)) if request.is_retry else None
         if answered is None:
@@ -115,7 +115,7 @@ class Session:
             raise
 
     async def count_tokens(self, request: ModelRequest) -> int:
-        """Return the number of tokens of the prompt that a request would have. Raises `ApiError`."""
+        """Return the number of prompt tokens of a request. Raises `ApiError`."""
         parent = self._conversations.find(request)
         place = Place(request, parent, "", appends=False)
         if parent is None or not await self._render_new(place):
@@ -124,7 +124,7 @@ class Session:
         return len(place.prompt)
 
     async def close(self) -> None:
-        """End the episode: cancel running calls and refuse later ones. A second call does nothing."""
+        """End the episode: cancel running calls and refuse later ones. Repeated calls have no effect."""
         self._closed = True
         for call in self._calls:
             call.cancel()
@@ -163,7 +163,7 @@ class Session:
             )
 
     def _check_sampling(self, request: ModelRequest) -> None:
-        """Refuse a distribution that the learner does not score, if it trains on the turn."""
+        """Refuse a sampling distribution that the learner does not score, if it trains on the turn."""
         if self._chosen_by != "client" or not self._sampling.is_trained:
             return
         for name in ("temperature", "top_p", "top_k"):
@@ -215,7 +215,7 @@ class Session:
         return True
 
     async def _render_whole(self, place: Place) -> Place:
-        """Render the whole conversation, in a stream of its own."""
+        """Render the whole conversation in a new stream."""
         if place.parent is not None:
             self._conversations.abandon(place)
             place = self._conversations.open(place.request, new_stream=True)
@@ -239,7 +239,7 @@ class Session:
         return lambda ids, start: vision.place(ids, seen, start)
 
     async def _grammar(self, request: ModelRequest) -> Grammar | None:
-        """Return the grammar of a turn. Raises `ApiError` if turns cannot have the form that the client demands."""
+        """Return the grammar of a turn. Raises `ApiError` if turns cannot have the form that the client requests."""
         form = request.form
         if form is None:
             return None
@@ -347,7 +347,7 @@ class Session:
 
 
 class _Heard:
-    """Checks that the streamed ids of a turn are those of the turn."""
+    """Checks that the streamed ids of a turn match its final ids."""
 
     def __init__(self, hear: Listener | None) -> None:
         self._hear = hear

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
 
 _News = tuple[int, Mapping[str, str] | Completion] | Exception
-"""New text or the end of the turn with this index, or what ended the answer."""
+"""New text or the end of the turn with this index, or the error that ended the answer."""
 
 
 async def streamed(session: Session, request: ModelRequest, dialect: Dialect, renderer: Renderer) -> StreamingResponse:
@@ -90,7 +90,7 @@ class _Turns:
         yield self._events.close(completions)
 
     async def _play(self, index: int) -> None:
-        """Sample one turn and queue its news."""
+        """Sample one turn and queue its events."""
         heard: list[int] = []
         is_more = asyncio.Event()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
 
 _BILLING = re.compile(r"^\s*x-anthropic-billing-header:[^\n]*\n?")
-"""A line that Claude Code writes into the system prompt. It differs in each request, so no history would be known."""
+"""A line that Claude Code writes into the system prompt. It differs in each request, so no history would match."""
 
 _ERRORS = {
     400: "invalid_request_error",
@@ -99,13 +99,13 @@ class Anthropic:
 
     def error(self, error: ApiError) -> dict[str, Any]:
         kind = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-        # Clients know by these words that they have to shorten the conversation.
+        # These words tell clients to shorten the conversation.
         too_long = "prompt is too long: " if error.code == "context_length_exceeded" else ""
         return {"type": "error", "error": {"type": kind, "message": too_long + error.message}}
 
 
 class _Events:
-    """The blocks of the answer follow each other, so at most one is open."""
+    """The blocks of the answer come one after another, so at most one is open."""
 
     def __init__(self, request: ModelRequest) -> None:
         self._request = request
@@ -251,7 +251,7 @@ def _read_answer(blocks: Sequence[Mapping[str, Any]], where: str, names: dict[st
 def _read_user(
     blocks: Sequence[Mapping[str, Any]], where: str, names: Mapping[str, str], images: Images
 ) -> list[Message]:
-    """Read a message of the user. Each result in it is a message; so is what stands between and after them."""
+    """Read a message of the user. Each result becomes a message, as do the blocks between and after results."""
     messages: list[Message] = []
     others: list[Mapping[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""`Dialect`: what a file of this folder has to bring."""
+"""`Dialect`: the interface that each file of this folder implements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Events(Protocol):
         ...
 
     def end(self, index: int, completion: Completion) -> str:
-        """Return the events that end a turn; all its text was sent before, and none of its calls."""
+        """Return the events that end a turn; its text was already sent, but none of its calls."""
         ...
 
     def close(self, completions: Sequence[Completion]) -> str:

@@ -166,7 +166,7 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 
 
 def read_messages(raw: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages as renderers take them. Raises an `ApiError` that names the invalid message."""
+    """Return the messages in the form that renderers accept. Raises an `ApiError` that names the invalid message."""
     names: dict[str, str] = {}
     images = Images()
     return [_read(item, f"messages[{index}]", names, images) for index, item in enumerate(raw)]
@@ -272,7 +272,7 @@ def _head(request: ModelRequest, kind: str, name: str, created: int) -> dict[str
 
 
 def _logprobs(completion: Completion, renderer: Renderer) -> dict[str, Any] | None:
-    """Return the logprob of each sampled token, with the token that ends the turn: it is trained, too."""
+    """Return the logprob of each sampled token, including the token that ends the turn, which is also trained."""
     if not completion.request.options.logprobs:
         return None
     generation = completion.generation

@@ -106,7 +106,7 @@ class Responses:
 
 
 class _Events:
-    """The items of the answer follow each other, so at most one is open."""
+    """The items of the answer come one after another, so at most one is open."""
 
     def __init__(self, request: ModelRequest) -> None:
         self._request = request
@@ -192,7 +192,7 @@ class _Events:
 
 @dataclass(slots=True)
 class _OpenText:
-    """A message or thinking that is not over."""
+    """A message or thinking that has not ended."""
 
     kind: str
     text: str = ""
@@ -249,7 +249,7 @@ def _output(completion: Completion) -> list[dict[str, Any]]:
 
 
 def _text_item(kind: str, name: str, text: str | None) -> dict[str, Any]:
-    """Return a message or thinking; with no text it is one that begins."""
+    """Return a message or thinking; without text, one that is just beginning."""
     status = "in_progress" if text is None else "completed"
     part = "reasoning_text" if kind == "reasoning" else "output_text"
     content = [] if text is None else [_part_of(part, text)]
@@ -273,7 +273,7 @@ def _call_item(call: ToolCall, tools: Tools) -> dict[str, Any]:
 
 
 def _response(request: ModelRequest, output: Sequence[dict[str, Any]], completion: Completion | None) -> dict[str, Any]:
-    """Return a response; without a completion it is one that begins."""
+    """Return a response; without a completion, one that is just beginning."""
     options = request.options
     response: dict[str, Any] = {
         "id": options.name,

@@ -23,11 +23,11 @@ class Tools:
 
     schemas: list[dict[str, Any]] = field(default_factory=list)
     custom: set[str] = field(default_factory=set)
-    """Names of those that take a text instead of a JSON object."""
+    """Names of tools that take a text instead of a JSON object."""
     strict: set[str] = field(default_factory=set)
-    """Names of those whose arguments have to match their schemas."""
+    """Names of tools whose arguments must match their schemas."""
     spaces: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Names of those in a namespace: the namespace and the name there."""
+    """Tools in a namespace, by name: the namespace and the name in it."""
 
     def read(self, raw: Mapping[str, Any], where: str, space: str | None = None) -> None:
         kind, name = raw.get("type"), str(raw.get("name"))
@@ -58,7 +58,7 @@ class Tools:
 
 
 class Items:
-    """Appends items to messages. Items of the assistant that follow each other are one turn."""
+    """Appends items to messages. Consecutive items of the assistant are one turn."""
 
     def __init__(self, messages: list[Message]) -> None:
         self._messages = messages
@@ -127,7 +127,7 @@ class Items:
 
     def _think(self, item: Mapping[str, Any]) -> None:
         thinking = "".join(str(part.get("text", "")) for part in item.get("content") or ())
-        if thinking:  # else it was not sent back
+        if thinking:  # otherwise it was not sent back
             answer = self._turn()
             answer["reasoning_content"] = answer.get("reasoning_content", "") + thinking
 
@@ -168,5 +168,5 @@ def _text(raw: Any, where: str) -> str:
 
 
 def _full_name(space: str, name: str) -> str:
-    """Return the name under which the model knows a tool of a namespace."""
+    """Return the model's name for a tool of a namespace."""
     return f"{space}__{name}"

@@ -26,7 +26,7 @@ class Completion:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a limit of tokens ended the turn."""
+        """Whether a token limit ended the turn."""
         return self.generation.finish_reason is FinishReason.LENGTH
 
     @property

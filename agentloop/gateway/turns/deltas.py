@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
 
 _MAY_BEGIN_A_TAG = re.compile(r"[<\[{`|][^\n]{0,31}$")
-"""The end of a text that may become the tag of a call or of thinking."""
+"""End of a text that may become the tag of a call or of thinking."""
 
 _MAX_PARSES = 256
-"""A turn is parsed again from its start at each token while it is short, later when it has grown by a 256th. So all
-parsing together covers at most 256 times its tokens."""
+"""A short turn is parsed again from its start at each token, a longer one when it has grown by 1/256. In total, parsing
+covers at most 256 times its tokens."""
 
 
 class Deltas:
     """The deltas of one turn.
 
-    Text is sent up to the point at which it may become something else: half a tag, half a stop string, half a
+    Text is sent up to the point where later tokens may change it: half a tag, half a stop string, half a
     character. Calls are sent when the turn is over.
     """
 
@@ -48,7 +48,7 @@ class Deltas:
         return self._advance({name: certain(text, self._request.stop) for name, text in found.items()})
 
     def rest(self, parsed: ParsedTurn) -> dict[str, str]:
-        """Return the part of the whole turn that was not sent."""
+        """Return the part of the whole turn that was not sent yet."""
         return self._advance({"reasoning_content": parsed.reasoning or "", "content": text_for_clients(parsed)})
 
     def _read(self, ids: Sequence[int]) -> ParsedTurn:

@@ -1,4 +1,4 @@
-"""`ApiError`: ends one request; each dialect writes it in its own shape."""
+"""`ApiError`: ends one request; each dialect writes it in its own format."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 class ApiError(Exception):
     """Ends one request. Clients show `message`; programs read `code`.
 
-    With `retry` the official clients send the request again. Without it they would repeat some errors too, and a
-    repetition helps with none of the others.
+    With `retry` the official clients send the request again. Other errors forbid it explicitly: clients would repeat
+    some of them by default, although that never helps.
     """
 
     def __init__(

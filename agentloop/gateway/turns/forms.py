@@ -1,4 +1,4 @@
-"""Read what a request demands of the form of a turn: a JSON Schema of the answer, strict tools, or a call."""
+"""Read the form that a request demands of a turn: a JSON Schema of the answer, strict tools, or a call."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class ToolChoice(NamedTuple):
-    """Whether and which tools a turn has to call."""
+    """Whether a turn must call a tool, and which one."""
 
     reads_calls: bool = True
     """False if the client wants no calls."""
     must_call: bool = False
     name: str | None = None
-    """The only tool that may be called; None: all may."""
+    """The only tool that may be called; None allows all."""
 
     @classmethod
     def of(cls, kind: str | None, name: Any = None) -> ToolChoice:
-        """Read the kind of choice, in the words of any API. Raises `ApiError`."""
+        """Read the kind of choice, in the terms of any API. Raises `ApiError`."""
         if kind in (None, "auto"):
             return cls()
         if kind == "none":
@@ -38,7 +38,7 @@ class ToolChoice(NamedTuple):
 def schema_of(answer_format: Mapping[str, Any] | None, param: str) -> Mapping[str, Any] | None:
     """Return the JSON Schema of an answer's format; None if the answer is text. Raises `ApiError`.
 
-    OpenAI's chat API has the schema inside of `json_schema`, the other APIs beside the type.
+    OpenAI's chat API puts the schema inside `json_schema`, the other APIs next to the type.
     """
     kind = answer_format.get("type") if answer_format else "text"
     if answer_format is None or kind == "text":

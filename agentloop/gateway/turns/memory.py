@@ -1,4 +1,4 @@
-"""`Memory`: the answers and calls of an episode to which its later requests may refer."""
+"""`Memory`: the answers and calls of an episode that its later requests may refer to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Memory:
         self._arguments |= {call.id: call.arguments for call in calls}
 
     def as_sampled(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages without arguments that clients added to sampled calls: they fill in defaults."""
+        """Return the messages without the default arguments that clients added to sampled calls."""
         return [
             message | {"tool_calls": [self._call_as_sampled(call) for call in message["tool_calls"]]}
             if "tool_calls" in message

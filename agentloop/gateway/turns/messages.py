@@ -1,4 +1,4 @@
-"""Helpers with which all dialects read messages, and the keys that identify a conversation."""
+"""Helpers that all dialects use to read messages, and the keys that identify a conversation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agentloop.types.messages import Content, ImagePart, Message, TextPart, text
 from agentloop.vision.decoding import ImageBudget
 
 _MAX_SAFE_INTEGER = 2**53
-"""JavaScript rounds integers above it."""
+"""Integer above which JavaScript rounds."""
 
 
 class Images:
-    """Loads the images of one request, up to a number of pixels together."""
+    """Loads the images of one request, up to a total number of pixels."""
 
     def __init__(self) -> None:
         self._budget = ImageBudget()
@@ -36,7 +36,7 @@ class Images:
 
 
 def joined(parts: Sequence[TextPart | ImagePart], between: str = "") -> Content:
-    """Return parts as the content of a message: one text if none is an image, else a list."""
+    """Return parts as the content of a message: one text if there are no images, else a list."""
     if all(part["type"] == "text" for part in parts):
         return between.join(part["text"] for part in parts if part["type"] == "text")
     return list(parts)
@@ -58,7 +58,7 @@ def with_one_system_message(messages: Sequence[Message]) -> list[Message]:
 
 
 def call_of(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
-    """Return a call in the form that messages hold."""
+    """Return a call in the form that messages contain."""
     return {"id": str(call_id or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -82,7 +82,7 @@ def conversation_keys(messages: Sequence[Message], before: bytes) -> list[bytes]
     """Return a key of the conversation up to each message; `before` is the key before the first one.
 
     Conversations with the same meaning have one key: clients may omit empty content, send text as a string or as
-    parts, and write the numbers of arguments in another way. Thinking is not part of the key: many clients omit it when
+    parts, and write numbers in arguments differently. Thinking is not part of the key: many clients omit it when
     they send a turn back.
     """
     keys = []

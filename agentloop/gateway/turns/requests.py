@@ -18,7 +18,7 @@ from agentloop.types.messages import Message
 
 
 class Body(BaseModel):
-    """The fields of a body that are read; others are ignored, as clients send much that does not concern the model."""
+    """The fields of a body that are read; others are ignored, as clients send many that do not concern the model."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
