@@ -15,11 +15,11 @@ from agentloop.types.grammar import Grammar
 
 _CACHE_BYTES = 256 << 20
 _ORIGIN = re.compile(r"^\[[\d:]+\] \S+: (Check failed: .*? is false: )?")
-"""Place in the source of xgrammar, with which its messages begin."""
+"""Source location at the start of xgrammar's messages."""
 
 
 class Masks(NamedTuple):
-    """The allowed tokens at some places of a turn; all tokens are allowed at the others."""
+    """The allowed tokens at some places of a turn; elsewhere all tokens are allowed."""
 
     places: NDArray[np.int64]
     """Indices of tokens of the turn, ascending, [num_masks]."""
@@ -35,7 +35,7 @@ class GrammarState:
         self._mask = mask
 
     def allowed(self) -> NDArray[np.int32] | None:
-        """Return the bits of the tokens that may come next; None if all may, as after the end of the turn.
+        """Return the bits of the tokens allowed next; None if all are, for example after the end of the turn.
 
         The array is overwritten by the next call.
         """
@@ -52,7 +52,7 @@ class GrammarState:
 class GrammarCompiler:
     """Compiles grammars for a tokenizer of transformers; `vocabulary` is the number of logits of the model.
 
-    Raises `UserError` if xgrammar is not installed or does not know the kind of tokenizer.
+    Raises `UserError` if xgrammar is not installed or does not support the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
@@ -72,7 +72,7 @@ class GrammarCompiler:
     def begin(self, grammar: Grammar) -> GrammarState:
         """Return the state before the first token of a turn. Compiled grammars are cached.
 
-        Any thread may call it. Raises `UserError` for a grammar that xgrammar does not take.
+        Any thread may call it. Raises `UserError` for a grammar that xgrammar does not support.
         """
         try:
             compiled = self._compiler.compile_structural_tag(grammar.text)

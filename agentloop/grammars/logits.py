@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _FORBIDDEN = -1e30
-"""Logit of a forbidden token: its probability is 0, and it can be multiplied by 0, as minus infinity cannot."""
+"""Logit of a forbidden token: its probability is 0, and unlike minus infinity it can be multiplied by 0."""
 _ROWS = 64
-"""Rows whose bits are expanded at once, to 4 bytes a token of the vocabulary."""
+"""Number of rows to expand at once, each to 4 bytes per token of the vocabulary."""
 
 
 def forbid_(logits: Tensor, places: NDArray[np.int64], bits: Tensor, first: int = 0) -> Tensor:
     """Overwrite the logits of forbidden tokens in the rows `places`, and return the logits [num_rows, vocabulary].
 
-    `bits` int32 [len(places), words] are those of `Masks`. `first` is the first token of the vocabulary in `logits`.
+    `bits` int32 [len(places), words] come from `Masks`. `first` is the first token of the vocabulary in `logits`.
     """
     columns = torch.arange(first, first + logits.shape[1], device=logits.device)
     words, shifts = columns >> 5, (columns & 31).to(torch.int32)

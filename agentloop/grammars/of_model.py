@@ -1,4 +1,4 @@
-"""`ModelGrammars`: the grammars of one model, whose tokenizer is loaded with the first of them."""
+"""`ModelGrammars`: the grammars of one model, whose tokenizer is loaded at first use."""
 
 from __future__ import annotations
 
