@@ -1,1 +1,1 @@
-"""Agent programs, which call the model themselves through the gateway, and how they are started."""
+"""Agent programs, which call the model through the gateway, and the harnesses that start them."""

@@ -31,7 +31,7 @@ class AgentResult:
     answer: str | None = None
     """Answer of the agent; None means the last text of the model."""
     reward: float | None = None
-    """Reward of the whole episode, to which the one of `env.reward` is added."""
+    """Reward of the whole episode; that of `env.reward` is added."""
 
 
 Agent = Callable[[Mapping[str, Any], Endpoint], Awaitable[Any] | Any]

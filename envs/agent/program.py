@@ -53,7 +53,7 @@ class AgentProgram(BaseEnv):
     `sampling` selects temperature, top_p, top_k and seed: those of the run ("run") or of the agent's requests
     ("client"). The gateway listens on `host`, and agents connect to `advertised`.
 
-    If the agent raises, its episode ends as a failure of the environment, or at a limit if a call was refused for it.
+    If the agent raises, its episode ends as a failure of the environment, or at a limit if that limit refused a call.
     """
 
     def __init__(
