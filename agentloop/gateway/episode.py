@@ -13,7 +13,7 @@ from agentloop.types.requests import Sampling
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
-    from agentloop.envs.agent.endpoint import AgentResult, Endpoint
+    from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
     from agentloop.envs.agent.program import AgentProgram
     from agentloop.rendering.base import Renderer
     from agentloop.types.trajectory import Trajectory

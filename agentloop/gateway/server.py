@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from agentloop.envs.agent.endpoint import Endpoint
+from agentloop.envs.agent.interface.endpoint import Endpoint
 from agentloop.errors import UserError
 from agentloop.gateway.session import Session
 from agentloop.tools.serving.http.listening import open_listener

@@ -16,7 +16,7 @@ import httpx
 
 from agentloop import Tool, ToolContext, ToolResult, Trajectory
 from agentloop.engines.base import SamplingParams
-from agentloop.envs.agent.endpoint import AgentResult, Endpoint
+from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 
 tokenizer = cache(build_tokenizer)

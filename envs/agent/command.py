@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentloop.envs.agent.endpoint import AgentResult, Endpoint
-from agentloop.envs.agent.process import run_process
+from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
+from agentloop.envs.agent.interface.process import run_process
 from agentloop.errors import EnvError
 
 

@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from agentloop.envs.agent.command import run_command
-from agentloop.envs.agent.endpoint import Agent, AgentResult, Endpoint, as_result
 from agentloop.envs.agent.harnesses.running import HarnessRun
+from agentloop.envs.agent.interface.endpoint import Agent, AgentResult, Endpoint, as_result
 from agentloop.envs.base import BaseEnv
 from agentloop.errors import UserError
 from agentloop.registry.named_objects import load_object

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from agentloop.envs.agent.command import variables_of
-from agentloop.envs.agent.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
 from agentloop.envs.agent.harnesses.running import check_version, harness_named, version_command, write_files
+from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.program import AgentProgram, SampledBy
 from agentloop.envs.harbor.attempt import Attempt, BoxOptions, EarlyAttempt
 from agentloop.envs.harbor.env import check_row

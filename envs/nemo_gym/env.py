@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentloop.envs.agent.endpoint import AgentResult, Endpoint
+from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.program import AgentProgram, SampledBy
 from agentloop.envs.datasets.files import JSONL_SUFFIXES, file_rows
 from agentloop.envs.nemo_gym.session import Session

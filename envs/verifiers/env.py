@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentloop.envs.agent.endpoint import AgentResult, Endpoint
+from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.program import AgentProgram, SampledBy
 from agentloop.envs.workers.interpreters import interpreter_of
 from agentloop.envs.workers.pool import pool_of, rows_of

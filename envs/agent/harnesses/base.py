@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentloop.envs.agent.endpoint import Endpoint
+    from agentloop.envs.agent.interface.endpoint import Endpoint
 
 PROGRAMS = Path(__file__).parent / "programs"
 """Folder of programs that are agents of libraries, one file each."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentloop.envs.agent.endpoint import Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
+from agentloop.envs.agent.interface.endpoint import Endpoint
 
 
 def _launch(task: str, home: Path, endpoint: Endpoint, compact_at: int | None) -> Launch:

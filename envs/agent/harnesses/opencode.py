@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentloop.envs.agent.endpoint import Endpoint
 from agentloop.envs.agent.harnesses.base import Harness, Launch
+from agentloop.envs.agent.interface.endpoint import Endpoint
 
 _OUTPUT = 32_000
 """Tokens that opencode reserves for an answer."""

@@ -22,7 +22,6 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from agentloop.envs.agent.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.harnesses import (
     claude_code,
     codex,
@@ -34,7 +33,8 @@ from agentloop.envs.agent.harnesses import (
     qwen_code,
 )  # fmt: skip
 from agentloop.envs.agent.harnesses.base import Harness
-from agentloop.envs.agent.process import run_process
+from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
+from agentloop.envs.agent.interface.process import run_process
 from agentloop.errors import EnvError, UserError
 from agentloop.types.messages import text_of
 

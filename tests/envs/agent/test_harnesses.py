@@ -54,5 +54,5 @@ def test_a_program_of_another_version_stops_the_run(tmp_path):
     old.write_text("#!/bin/sh\necho codex-cli 0.1.2\n")
     old.chmod(0o755)
     engine = Editor(renderer_for(build_tokenizer()), [])
-    with pytest.raises(UserError, match=r"is 'codex-cli 0\.1\.2', and the harness codex supports >=0\.169,<1: "):
+    with pytest.raises(UserError, match=r"is 'codex-cli 0\.1\.2', but the harness codex supports >=0\.169,<1: "):
         play(engine, harness="codex", program=str(old), check=CHECK)
