@@ -36,6 +36,7 @@ _EXTRAS = {
     "ray": "several GPUs and machines",
     "fla": "fast training of models with recurrent layers on GPUs",
     "megatron": "learner.backend=megatron",
+    "grammar": "constrained turns: response_format and strict tools of agents",
     "web": "the tool web_fetch",
     "tantivy": "large search indexes",
     "sql": "SQL on DuckDB and PostgreSQL",

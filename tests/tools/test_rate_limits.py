@@ -138,7 +138,7 @@ async def test_waiting_counts_toward_the_episode_deadline(tmp_path):
     await asyncio.sleep(0.02)
     result = await sessions.call(ToolCall("wait", {}, "b"), time.monotonic() + 0.2)
     assert result.failure is FailureKind.TOOL
-    assert re.search(r"waited 0\.\d+ s for its turn", result.content)
+    assert re.search(r"waited 0\.\d+ s for a free slot", result.content)
     held.cancel()
 
 

@@ -139,7 +139,7 @@ def test_a_command_may_write_its_result(play_anywhere):
     ("code", "says"),
     [
         ("import sys; sys.exit('no luck')", r"ended with status 1: no luck"),
-        ("import os; open(os.environ['AGENTLOOP_RESULT'], 'w').write('5')", "no JSON object"),
+        ("import os; open(os.environ['AGENTLOOP_RESULT'], 'w').write('5')", "did not write a JSON object"),
     ],
 )
 def test_a_command_that_fails_ends_its_episode(play_anywhere, code, says):

@@ -137,7 +137,7 @@ def test_an_image_without_the_program_fails_the_episode_and_another_version_the_
     found, _ = play(task, tree, "", "unused", harness="codex")
     assert found.failures == {"env": 1}
     assert "the image has no program 'codex' for the harness codex: install it there (npm install" in found.error
-    with pytest.raises(UserError, match=r"/opt/codex is 'codex-cli 0\.1\.2', and the harness codex starts"):
+    with pytest.raises(UserError, match=r"/opt/codex is 'codex-cli 0\.1\.2', but the harness codex supports"):
         play(task, tree, "echo codex-cli 0.1.2", "unused", name="codex", harness="codex", program="/opt/codex")
 
 

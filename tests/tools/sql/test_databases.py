@@ -345,7 +345,7 @@ async def test_gold_queries_need_a_role_of_their_own(postgres):
     with pytest.raises(UserError, match="needs gold_database"):
         SqlExecution(reader)
     shared, own = SqlExecution(reader, gold_database=reader), SqlExecution(reader, gold_database=judge)
-    with pytest.raises(UserError, match="has the role 'reader' of database"):
+    with pytest.raises(UserError, match="has the same role 'reader' as database"):
         await shared.start()
     await own.start()
     for reward in (shared, own):
