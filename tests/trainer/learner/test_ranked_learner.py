@@ -122,6 +122,16 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sample]
     return model, samples, asyncio.run(compute(model, Case(), samples))
 
 
+_EXPERTS = Case({"lora": {"rank": 2}, "lr": 0.3}, steps=2)
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sample], Result]:
+    """Return a model with experts, samples, and the results of one rank."""
+    model, samples = save_small_model("qwen3_moe", tmp_path_factory.mktemp("experts")), list(_batch().samples)
+    return model, samples, asyncio.run(compute(model, _EXPERTS, samples))
+
+
 class _Pool:
     """Ranks that all learners of this file share, as many as the last test needed."""
 
@@ -144,7 +154,8 @@ class _Pool:
 
 
 @pytest.fixture(scope="module")
-def pool(expected: dict[str, Result], images: tuple[Path, list[Sample], Result]) -> Iterator[_Pool]:
+def pool(expected: object, images: object, experts: object) -> Iterator[_Pool]:
+    """Return the pool. Results of one rank come first: a process that has ranks cannot train on one."""
     pool = _Pool()
     yield pool
     pool.close()
@@ -158,13 +169,11 @@ async def test_ranks_equal_one(
     assert_equal(got, expected[name])
 
 
-async def test_adapters_of_experts_on_ranks_equal_those_on_one(pool: _Pool, tmp_path: Path):
-    model, samples = save_small_model("qwen3_moe", tmp_path), _batch().samples
-    case = Case({"lora": {"rank": 2}, "lr": 0.3}, steps=2)
-    expected = await compute(model, case, samples)
+async def test_adapters_of_experts_on_ranks_equal_those_on_one(pool: _Pool, experts: tuple[Path, list[Sample], Result]):
+    model, samples, expected = experts
     assert expected.update_norm("model.layers.0.mlp.experts.gate_up_proj") > 0.01
     layout = Layout(2, {"gather_once": False, "token_budget": 80})
-    assert_equal(await compute(model, case, samples, layout, pool.of(2)), expected)
+    assert_equal(await compute(model, _EXPERTS, samples, layout, pool.of(2)), expected)
 
 
 def test_the_cases_differ_from_each_other(expected: dict[str, Result]):
