@@ -2,7 +2,11 @@
 
 import socket
 
+import pytest
+
 from agentloop.tools.serving.http.listening import address_of, open_listener
+
+pytestmark = pytest.mark.slow
 
 
 def test_connections_send_without_waiting_for_acknowledgements():

@@ -109,6 +109,7 @@ def test_an_edit_that_is_no_python_or_means_the_same_is_none():
     assert source.changed(Edit(4, 5, b"2")) == b"x = 2\n"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_patches_of_edits_lead_back_to_the_same_bytes(data):
