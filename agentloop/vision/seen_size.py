@@ -39,10 +39,11 @@ class SmartResize:
             )
         sides = (width, height)
         new_width, new_height = (round(side / self.factor) * self.factor for side in sides)
+        # In the order in which transformers computes it: rounding errors decide about a multiple of the factor.
         if new_width * new_height > self.max_pixels:
-            unit = self.factor * math.sqrt(width * height / self.max_pixels)
-            new_width, new_height = (max(1, math.floor(side / unit)) * self.factor for side in sides)
+            scale = math.sqrt(width * height / self.max_pixels)
+            new_width, new_height = (max(1, math.floor(side / scale / self.factor)) * self.factor for side in sides)
         elif new_width * new_height < self.min_pixels:
-            unit = self.factor * math.sqrt(width * height / self.min_pixels)
-            new_width, new_height = (math.ceil(side / unit) * self.factor for side in sides)
+            scale = math.sqrt(self.min_pixels / (width * height))
+            new_width, new_height = (math.ceil(side * scale / self.factor) * self.factor for side in sides)
         return new_width, new_height

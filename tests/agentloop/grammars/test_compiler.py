@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 
 import jsonschema
 import numpy as np
@@ -80,3 +81,9 @@ def test_every_walk_over_allowed_tokens_is_valid_json(compiler, grammar, tokeniz
         assert ids[-1:] == ids_of(END)
         # xgrammar lets raw control characters into texts, which strict readers of JSON refuse.
         jsonschema.validate(json.loads(tokenizer.decode(ids[:-1]), strict=False), SCHEMA)
+
+
+def test_without_xgrammar_the_error_names_the_extra(monkeypatch, tokenizer):
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(UserError, match=r"pip install 'agentloop\[grammar\]'"):
+        GrammarCompiler(tokenizer, len(tokenizer))

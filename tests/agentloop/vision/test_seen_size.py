@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentloop.errors import UserError
@@ -10,6 +10,7 @@ pytestmark = pytest.mark.slow
 
 @settings(deadline=None)
 @given(st.integers(1, 9000), st.integers(1, 9000), st.sampled_from([28, 32]))
+@example(19, 19, 28)
 def test_seen_size_matches_transformers(width, height, factor):
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
