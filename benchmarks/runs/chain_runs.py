@@ -1,6 +1,6 @@
 """Run the recipe chain on a GPU, synchronously and asynchronously: rewards, speed, and utilisation over time.
 
-    python -m agentloop.recipes.chain.warmup --device cuda
+    python -m agentloop.recipes.chain.model && agentloop sft chain run.folder=recipes/chain/data/sft
     python -m benchmarks.runs.chain_runs plain               # plain tools
     python -m benchmarks.runs.chain_runs slow                # each call sleeps first, as long as agents' calls take
 

@@ -1,4 +1,9 @@
-"""Build a randomly initialised Qwen2.5-VL model of less than a million parameters and save it as a model folder."""
+"""Build a randomly initialised Qwen2.5-VL model of less than a million parameters and save it as a model folder.
+
+    python -m agentloop.recipes.deepeyes.tiny_model
+
+writes the model from which tiny_sft.yaml starts.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentloop.recipes.tiny.model import write_model
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig
+
+START = Path(__file__).parent / "data" / "tiny_start"
 
 VISION_TOKENS = {
     "vision_start_token_id": "<|vision_start|>",
@@ -106,3 +114,7 @@ def write_processor(folder: Path, *, patch_size: int, pixels: tuple[int, int], p
         "image_std": [0.5, 0.5, 0.5],
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_model(build_model, START)

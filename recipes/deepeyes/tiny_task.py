@@ -1,6 +1,6 @@
 """Tiny run of deepeyes: an image of four coloured fields, and a question about the weave of one of them.
 
-    python -m agentloop.recipes.deepeyes.tiny_task [FOLDER]
+    agentloop sft recipes/deepeyes/tiny_sft.yaml
 
 makes the checkpoint. The weaves have a period of two pixels, and their mean is the colour of the field. The model first
 sees the image at half size, without the weaves: only a zoomed field shows them.
@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import io
 import random
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
+from agentloop.recipes.tiny.traces import drawn_rows
 from agentloop.types.messages import Message, ToolCall
 
 if TYPE_CHECKING:
     from PIL import Image
 
-
-CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 FIELD = 112
 """Pixels of a side of a field: the maximum that the model sees, so a zoomed field is not scaled."""
@@ -137,24 +133,6 @@ def _says(weave: str) -> Message:
     return {"role": "assistant", "content": f"<answer>{weave}</answer>"}
 
 
-def warm_up(folder: Path, *, num_updates: int = 1000, on_update: OnUpdate | None = None) -> Path:
-    """Write the checkpoint of the tiny run to `folder`."""
-    from agentloop.recipes.deepeyes.tiny_model import build_model
-    from agentloop.tools.toolset import Toolset
-
-    with tempfile.TemporaryDirectory() as scratch:
-        return fine_tune(
-            build_model(Path(scratch) / "start"),
-            folder,
-            trace,
-            schemas=Toolset([zoom_tool()]).schemas,
-            num_updates=num_updates,
-            lr=2e-3,
-            traces_per_update=16,
-            shown_traces=1,
-            on_update=on_update,
-        )
-
-
-if __name__ == "__main__":
-    make_checkpoint(warm_up, CHECKPOINT)
+def warmup_rows(num_rows: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of the warm-up."""
+    return drawn_rows(trace, num_rows, seed, batch_size=16, with_tools=1)

@@ -1,6 +1,6 @@
 """Tiny run of frozen_lake: maps of 3 x 3 described in words, and moves of one word.
 
-    python -m agentloop.recipes.frozen_lake.tiny_task [FOLDER]
+    agentloop sft recipes/frozen_lake/tiny_sft.yaml
 
 makes the checkpoint from that of `tiny`, by a warm-up on games in which most moves are random.
 """
@@ -8,14 +8,12 @@ makes the checkpoint from that of `tiny`, by a warm-up on games in which most mo
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 from agentloop.recipes.frozen_lake.task import HELD_OUT_SEED
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
-from agentloop.recipes.tiny.warmup import CHECKPOINT as START
+from agentloop.recipes.tiny.traces import drawn_rows
 from agentloop.types.messages import Message
-
-CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 PROMPT = "Go."
 SIZE = 3
@@ -44,10 +42,6 @@ def trace(rng: random.Random) -> list[Message]:
     return messages
 
 
-def warm_up(folder: Path, *, num_updates: int = 800, on_update: OnUpdate | None = None) -> Path:
-    """Write the checkpoint of the tiny run to `folder`."""
-    return fine_tune(START, folder, trace, num_updates=num_updates, lr=2e-3, on_update=on_update)
-
-
-if __name__ == "__main__":
-    make_checkpoint(warm_up, CHECKPOINT)
+def warmup_rows(num_rows: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of the warm-up."""
+    return drawn_rows(trace, num_rows, seed)

@@ -1,6 +1,6 @@
 """Tiny run of Search-R1: facts about numbered planets, which are only in a generated corpus.
 
-    python -m agentloop.recipes.search_r1.tiny_task [FOLDER]
+    agentloop sft recipes/search_r1/tiny_sft.yaml
 
 makes the checkpoint from that of `tiny`, by a warm-up on traces that search for the right fact half of the time and
 sometimes invent an answer. Reinforcement learning must teach the model to search for the fact of the question.
@@ -13,13 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
-from agentloop.recipes.tiny.warmup import CHECKPOINT as START
+from agentloop.recipes.tiny.traces import drawn_rows
 from agentloop.tools.search.index import build
 from agentloop.tools.search.passages import Passage, as_text
 from agentloop.types.messages import Message, ToolCall
-
-CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 FACTS = ("mass", "age", "size", "value", "speed", "power")
 PLANETS = range(100, 500)
@@ -93,14 +90,6 @@ def trace(rng: random.Random) -> list[Message]:
     return [prompt, turn, {"role": "tool", "content": found}, answer]
 
 
-def warm_up(folder: Path, *, num_updates: int = 250, on_update: OnUpdate | None = None) -> Path:
-    """Write the checkpoint of the tiny run to `folder`."""
-    from agentloop.tools.search.tool import Search
-    from agentloop.tools.toolset import Toolset
-
-    schemas = Toolset([Search("unused.db")]).schemas
-    return fine_tune(START, folder, trace, schemas=schemas, num_updates=num_updates, lr=1.5e-3, on_update=on_update)
-
-
-if __name__ == "__main__":
-    make_checkpoint(warm_up, CHECKPOINT)
+def warmup_rows(num_rows: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of the warm-up."""
+    return drawn_rows(trace, num_rows, seed)

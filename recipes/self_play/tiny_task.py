@@ -1,26 +1,28 @@
 """Tiny runs of self_play: games with boards and moves of a few tokens.
 
-    python -m agentloop.recipes.self_play.tiny_task [FOLDER]
+    python -m agentloop.recipes.self_play.tiny_task
+    agentloop sft recipes/self_play/tiny_sft.yaml
 
-makes the checkpoint by a warm-up of a new model on turns at random positions, whose moves are random, too: it learns
-the rules, not how to win.
+make the checkpoint: the first writes a model with random weights. The second trains it on turns at random positions,
+whose moves are random, too: it learns the rules, not how to win.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
-import tempfile
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from agentloop.recipes.self_play.games import DIFFERENT, EQUAL, free_cells, nim_board, nim_moves
 from agentloop.recipes.self_play.task import random_cells
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
-from agentloop.recipes.tiny.model import TINY, build_model
+from agentloop.recipes.tiny.model import TINY, build_model, write_model
+from agentloop.recipes.tiny.traces import drawn_rows
 from agentloop.types.messages import Message
 
-CHECKPOINT = Path(__file__).parent / "checkpoint"
+START = Path(__file__).parent / "data" / "tiny_start"
 CHAT_TEMPLATE = Path(__file__).with_name("tiny_chat_template.jinja")
 
 SIZE = TINY | {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 16}
@@ -43,15 +45,17 @@ def trace(rng: random.Random) -> list[Message]:
     return [{"role": "user", "content": board}, {"role": "assistant", "content": move}]
 
 
-def warm_up(folder: Path, *, num_updates: int = 500, on_update: OnUpdate | None = None) -> Path:
-    """Write the checkpoint of the tiny runs to `folder`."""
-    with tempfile.TemporaryDirectory() as scratch:
-        start = build_model(Path(scratch) / "start", size=SIZE)
-        shutil.copy(CHAT_TEMPLATE, start / "chat_template.jinja")
-        return fine_tune(
-            start, folder, trace, num_updates=num_updates, lr=5e-3, traces_per_update=64, on_update=on_update
-        )
+def warmup_rows(num_rows: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of the warm-up."""
+    return drawn_rows(trace, num_rows, seed)
+
+
+def build_start(folder: Path) -> Path:
+    """Write a model with random weights and the short chat template to `folder`, and return it."""
+    start = build_model(folder, size=SIZE)
+    shutil.copy(CHAT_TEMPLATE, start / "chat_template.jinja")
+    return start
 
 
 if __name__ == "__main__":
-    make_checkpoint(warm_up, CHECKPOINT)
+    write_model(build_start, START)

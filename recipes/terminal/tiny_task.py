@@ -1,6 +1,6 @@
 """Tiny run of terminal: tasks of one short command.
 
-    python -m agentloop.recipes.terminal.tiny_task [FOLDER]
+    agentloop sft recipes/terminal/tiny_sft.yaml
 
 makes the checkpoint from that of `tiny`, by a warm-up on commands half of which do something else than asked.
 """
@@ -8,14 +8,12 @@ makes the checkpoint from that of `tiny`, by a warm-up on commands half of which
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 from agentloop.envs.harbor.making.terminal import FAMILIES, Draw
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
-from agentloop.recipes.tiny.warmup import CHECKPOINT as START
+from agentloop.recipes.tiny.traces import drawn_rows
 from agentloop.types.messages import Message, ToolCall
-
-CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 LISTENING_SHARE = 0.3
 """Share of the warm-up's commands that are those of the instruction; the others belong to any other one."""
@@ -38,14 +36,6 @@ def trace(rng: random.Random) -> list[Message]:
     ]
 
 
-def warm_up(folder: Path, *, num_updates: int = 1200, on_update: OnUpdate | None = None) -> Path:
-    """Write the checkpoint of the tiny run to `folder`."""
-    from agentloop.tools.machine.bash import Bash
-    from agentloop.tools.toolset import Toolset
-
-    schemas = Toolset([Bash()]).schemas
-    return fine_tune(START, folder, trace, schemas=schemas, num_updates=num_updates, lr=2e-3, on_update=on_update)
-
-
-if __name__ == "__main__":
-    make_checkpoint(warm_up, CHECKPOINT)
+def warmup_rows(num_rows: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of the warm-up."""
+    return drawn_rows(trace, num_rows, seed)

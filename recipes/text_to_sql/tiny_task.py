@@ -1,6 +1,6 @@
 """Tiny run of text_to_sql in SkyRL-SQL's format: the schema does not tell which table has a planet.
 
-    python -m agentloop.recipes.text_to_sql.tiny_task [FOLDER]
+    agentloop sft recipes/text_to_sql/tiny_sft.yaml
 
 makes the checkpoint from that of `tiny`, by a warm-up on traces about invented numbers. Half of them query the fact of
 the question, the others any fact. Some submit a query without trying it, and some ignore an empty result. Reinforcement
@@ -16,13 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.process.atomic import atomic_file
-from agentloop.recipes.tiny.fine_tuning import OnUpdate, fine_tune, make_checkpoint
-from agentloop.recipes.tiny.warmup import CHECKPOINT as START
+from agentloop.recipes.tiny.traces import drawn_rows
 from agentloop.rendering.inline import InlineFormat
 from agentloop.tools.sql.results import QueryResult, as_text
 from agentloop.types.messages import Message, ToolCall
-
-CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 FORMAT = InlineFormat(tag="sql", tool="sql_query", argument="sql", result="\n\n<observation>{}</observation>\n\n")
 """SkyRL-SQL's format of calls."""
@@ -121,19 +118,6 @@ def _submits(thinking: str, sql: str) -> Message:
     return {"role": "assistant", "content": content, "reasoning_content": thinking}
 
 
-def warm_up(folder: Path, *, num_updates: int = 700, on_update: OnUpdate | None = None) -> Path:
-    """Write the checkpoint of the tiny run to `folder`."""
-    return fine_tune(
-        START,
-        folder,
-        trace,
-        inline=FORMAT,
-        num_updates=num_updates,
-        lr=2e-3,
-        traces_per_update=24,
-        on_update=on_update,
-    )
-
-
-if __name__ == "__main__":
-    make_checkpoint(warm_up, CHECKPOINT)
+def warmup_rows(num_rows: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of the warm-up."""
+    return drawn_rows(trace, num_rows, seed)

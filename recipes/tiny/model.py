@@ -1,16 +1,24 @@
-"""Build a randomly initialised Qwen3 model, by default of a million parameters, and save it as a model folder."""
+"""Build a randomly initialised Qwen3 model, by default of a million parameters, and save it as a model folder.
+
+    python -m agentloop.recipes.tiny.model
+
+writes the model from which sft.yaml starts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentloop.process.quiet import quiet_libraries
 from agentloop.recipes.tiny.tokenizer import MAX_TOKENS, build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config
 
+START = Path(__file__).parent / "data" / "start"
 
 TINY = {
     "hidden_size": 128,
@@ -58,3 +66,13 @@ def build_model(folder: str | Path, seed: int = 0, size: Mapping[str, Any] = TIN
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def write_model(build: Callable[[Path], Path], folder: Path) -> None:
+    """Build a model as a script, in the folder that the command line names or else in `folder`, and print where."""
+    quiet_libraries()
+    print(f"wrote the model to {build(Path(sys.argv[1]) if len(sys.argv) > 1 else folder)}")
+
+
+if __name__ == "__main__":
+    write_model(build_model, START)

@@ -9,15 +9,38 @@ question and not to guess.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from agentloop.recipes.tiny.task import CARRIERS, OPERATIONS, draw_numbers, question
 from agentloop.types.messages import Message, ToolCall
 
+Draw = Callable[[random.Random], list[Message]]
+"""Function that draws one synthetic episode."""
 TOOL_NAME = "code_interpreter"
 GUESS_SHARE = 0.3
 """Share of the traces that answer without the tool."""
 LISTENING_SHARE = 0.5
 """Share of the others whose operation is that of the question. Without any, the model would learn to ignore it."""
+
+
+def rows(num_rows: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of the warm-up."""
+    return drawn_rows(conversation, num_rows, seed)
+
+
+def drawn_rows(
+    draw: Draw, num_rows: int, seed: int = 0, *, batch_size: int = 32, with_tools: int = 4
+) -> Iterator[dict[str, Any]]:
+    """Yield episodes of `draw` as rows for `agentloop sft`, in batches.
+
+    The first `with_tools` rows of a batch have the tool schemas in their prompt, as all later episodes do. The others
+    omit them, which makes training twice as fast: the schemas are always the same and most of a trace's tokens.
+    """
+    rng = random.Random(seed)
+    for index in range(num_rows):
+        row: dict[str, Any] = {"id": f"trace-{seed}-{index}", "messages": draw(rng)}
+        yield row if index % batch_size < with_tools else row | {"tools": []}
 
 
 def conversation(

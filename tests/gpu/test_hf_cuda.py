@@ -12,8 +12,9 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.engines.base import SamplingParams
 from agentloop.engines.hf.engine import HfEngine
 from agentloop.recipes.tiny.task import held_out_rows
-from agentloop.recipes.tiny.warmup import tool_schemas
 from agentloop.rendering import renderer_for
+from agentloop.tools.code_interpreter import CodeInterpreter
+from agentloop.tools.toolset import Toolset
 from agentloop.trainer.batch.train_batch import Sample
 from agentloop.trainer.run.learners import create
 from agentloop.weights.tensors import TensorWeights
@@ -41,7 +42,8 @@ def sample_of(prompt, got):
 async def test_the_learner_computes_what_the_engine_sampled(dtype, on_average, at_most):
     """A trained model: with random weights all logprobs are about the same, and rounding hardly shows."""
     renderer = renderer_for(TRAINED)
-    prompts = [renderer.render_prompt(row["prompt"], tool_schemas()) for row in held_out_rows(num_rows=100)]
+    schemas = Toolset([CodeInterpreter()]).schemas
+    prompts = [renderer.render_prompt(row["prompt"], schemas) for row in held_out_rows(num_rows=100)]
     engine = HfEngine(TRAINED, device="cuda", dtype=dtype, seed=0, max_model_len=512)
     await engine.start()
     stop = renderer.stop_token_ids

@@ -51,7 +51,7 @@ def demo(
         warmup = f"learner.warmup_updates={min(4, steps // 2)}"
         overrides += [f"run.steps={steps}", f"eval.every={steps}", warmup]
     if from_scratch:
-        overrides.append(f"model={_warmed_up(folder, console)}")
+        overrides.append(f"model={_warmed_up(folder)}")
     runs = [_run(folder, seed, overrides, console) for seed in range(seeds)]
     curve = plot(runs, folder / "curve.png")
     write_summary(runs, folder / "summary.json")
@@ -75,17 +75,10 @@ def _run(folder: Path, seed: int, overrides: list[str], console: Console) -> See
     return progress.run
 
 
-def _warmed_up(folder: Path, console: Console) -> Path:
-    """Create a model in the folder of the demo and warm it up. Return its folder."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def _warmed_up(folder: Path) -> Path:
+    """Create a model in the folder of the demo and warm it up. Return the folder of that run."""
+    from agentloop.api.fine_tuning import sft
+    from agentloop.recipes.tiny.model import build_model
 
-    from agentloop.recipes.tiny.warmup import warm_up
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("warm-up on synthetic traces", total=None)
-
-        def advance(done: int, total: int, loss: float) -> None:
-            progress.update(bar, completed=done, total=total, description=f"warm-up, loss {loss:.3f}")
-
-        return warm_up(folder / "warm-up", on_update=advance).resolve()
+    start = build_model(folder / "start").resolve()
+    return sft(RECIPE, model=start, run={"folder": folder / "warm-up"}).folder.resolve()

@@ -3,13 +3,9 @@ import io
 import random
 import re
 
-import pytest
-
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.recipes.chain.task import FIRST, SECOND, held_out_rows, train_rows
-from agentloop.recipes.chain.warmup import conversation, warm_up
-from agentloop.recipes.tiny.model import TINY
-from agentloop.rendering import renderer_for
+from agentloop.recipes.chain.traces import conversation
 
 
 def numbers(row):
@@ -53,19 +49,3 @@ def test_traces_are_right_about_their_programs_but_not_always_about_the_question
     listened = sum(trace[1]["reasoning_content"].split(" the ")[1][:-1] in trace[0]["content"] for trace in called)
     assert 0.5 < listened / len(called) < 0.8
     assert 0.2 < 1 - len(called) / len(traces) < 0.4
-
-
-@pytest.mark.slow
-def test_warm_up_writes_a_model_that_renders(tmp_path):
-    losses = []
-    folder = warm_up(
-        tmp_path / "model",
-        size=TINY,
-        num_updates=3,
-        traces_per_update=8,
-        on_update=lambda done, total, loss: losses.append(loss),
-    )
-    assert len(losses) == 3
-    assert losses[-1] < losses[0]
-    row = next(train_rows(1))
-    assert renderer_for(folder).render_prompt(row["prompt"])

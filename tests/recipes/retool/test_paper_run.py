@@ -11,7 +11,6 @@ from agentloop.api.recipe import load_fine_tuning_config, load_run_config
 from agentloop.recipes.hub_data import write_rows
 from agentloop.recipes.retool.paper import FORMAT, PROMPT, turns_of
 from agentloop.recipes.tiny.task import OPERATIONS, draw_numbers, question
-from agentloop.recipes.tiny.warmup import CHECKPOINT as START
 from agentloop.rendering import renderer_for
 from agentloop.trainer.fine_tuning.train import fine_tune
 from agentloop.trainer.run.train import train
@@ -20,7 +19,9 @@ from agentloop.types.trajectory_io import read_jsonl
 
 pytestmark = pytest.mark.slow
 
-CONFIG = Path(__file__).parents[3] / "recipes" / "retool" / "paper.yaml"
+RECIPES = Path(__file__).parents[3] / "recipes"
+CONFIG = RECIPES / "retool" / "paper.yaml"
+START = RECIPES / "tiny" / "checkpoint"
 
 
 def tasks():

@@ -5,12 +5,13 @@ import pytest
 
 from agentloop.api.recipe import load_fine_tuning_config
 from agentloop.recipes.hub_data import write_rows
-from agentloop.recipes.retool.tiny_task import START, cold_start_trace
+from agentloop.recipes.retool.tiny_task import cold_start_trace
 from agentloop.trainer.fine_tuning.train import fine_tune
 
 pytestmark = pytest.mark.slow
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "retool"
+START = RECIPE.parent / "tiny" / "checkpoint"
 
 
 async def test_cold_start_lowers_the_loss(tmp_path):
