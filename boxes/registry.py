@@ -12,7 +12,7 @@ from agentloop.registry.options import check_options
 from agentloop.registry.registry import Registry
 
 PROVIDERS: Registry[type[BoxProvider]] = Registry(
-    "provider of boxes",
+    "box provider",
     "the provider",
     {
         "docker": "agentloop.boxes.docker.provider:DockerProvider",
@@ -25,15 +25,15 @@ PROVIDERS: Registry[type[BoxProvider]] = Registry(
 
 
 def create(name: str = "rootfs", **options: Any) -> BoxProvider:
-    """Return a provider of boxes, not opened yet; `options` are the arguments of its class.
+    """Return a box provider, not opened yet; `options` are the arguments of its class.
 
     `name` is a registered provider or your own class, 'module:Class'. Raises `UserError` for an unknown provider
     or option.
     """
     provider = PROVIDERS.get(name)
     known: Mapping[str, Any] = inspect.signature(provider).parameters
-    check_options(options, sorted(known), of=f"provider of boxes {name!r}")
+    check_options(options, sorted(known), of=f"box provider {name!r}")
     try:
         return provider(**options)
     except TypeError as error:
-        raise UserError(f"The options of the provider of boxes {name!r} are wrong: {error}.") from error
+        raise UserError(f"The box provider {name!r} does not accept these options: {error}.") from error

@@ -30,7 +30,7 @@ _GIB = 2**30
 _PROBE_SECONDS = 60.0
 """Time limit in seconds for `import torch` on a slow disk."""
 _LEVEL_SECONDS = 20.0
-_EXTRAS = {
+EXTRAS = {
     "train": "training, and the engine hf",
     "serve": "agentloop view, agentloop tools serve, and the gateway for agents",
     "ray": "several GPUs and machines",
@@ -253,7 +253,7 @@ def _version(package: str) -> str | None:
 
 def _extras(torch: Mapping[str, Any]) -> Iterator[Finding]:
     needed = [Requirement(line) for line in requires("agentloop") or ()]
-    for extra, cost in _EXTRAS.items():
+    for extra, cost in EXTRAS.items():
         wanted = {each.name: each for each in needed if each.marker and each.marker.evaluate({"extra": extra})}
         versions = {name: _version(name) for name in wanted if name != "agentloop"}
         found = ", ".join(f"{name} {there or 'missing'}" for name, there in versions.items())

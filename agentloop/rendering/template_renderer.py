@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from agentloop.rendering.base import Continuation, ToolSchemas
 from agentloop.rendering.builtin import ways_out
 from agentloop.rendering.encoding import TextEncoder
 from agentloop.rendering.formats import NAMES
-from agentloop.rendering.formats.base import PLAIN, CallFormat
+from agentloop.rendering.formats.base import PLAIN, CallFormat, Progress
 from agentloop.rendering.formats.turn_form import TurnForm, turn_grammar
 from agentloop.rendering.parsing import CallsInThinking, TurnParser
 from agentloop.rendering.splice import Splice, make_splice
@@ -21,9 +21,6 @@ from agentloop.rendering.turn_end import TurnEnds
 from agentloop.types.grammar import Grammar
 from agentloop.types.messages import Message, ParsedTurn, images_of
 from agentloop.vision.processor import ImageProcessor
-
-_MAX_SHAPES = 256
-_MAX_PROMPTS = 256
 
 
 @dataclass(slots=True)
@@ -55,7 +52,9 @@ class TemplateRenderer:
         vision: ImageProcessor | None = None,
         end_token_ids: Sequence[int] = (),
         calls_in_thinking: CallsInThinking = "feedback",
+        cache_size: int = 256,
     ) -> None:
+        """`cache_size` limits the number of cached prompts, and of cached conversation shapes."""
         self.tokenizer = tokenizer
         self.vision = vision
         self.encoder = TextEncoder(tokenizer.backend_tokenizer)
@@ -83,6 +82,7 @@ class TemplateRenderer:
         self._parser = TurnParser(
             call_format, starts_in_thinking=self.starts_in_thinking, calls_in_thinking=calls_in_thinking
         )
+        self._cache_size = cache_size
         self._lock = threading.Lock()
         """Held while a cache changes."""
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
@@ -96,13 +96,13 @@ class TemplateRenderer:
             return known[1].copy()
         if tools and id(tools) not in self._shown_tools:
             self._check_tools(self._prompt_text(messages, tools), tools)
-            self._keep(self._shown_tools, _MAX_SHAPES, id(tools), tools)
+            self._keep(self._shown_tools, id(tools), tools)
         ids = self._spliced(True, messages, tools)
         if ids is None:
             text = self._prompt_text(messages, tools)
             ids = self._with_images(self.encoder.encode_rendered(text, at_start=True), messages)
         if key is not None:
-            self._keep(self._prompts, _MAX_PROMPTS, key, (tools, ids.copy()))
+            self._keep(self._prompts, key, (tools, ids.copy()))
         return ids
 
     def render_continuation(
@@ -136,16 +136,36 @@ class TemplateRenderer:
         sampled: Sequence[int],
         *,
         complete: bool = True,
-        over: bool = True,
         tools: ToolSchemas = (),
         call_id_prefix: str = "call_",
     ) -> ParsedTurn:
+        text = self._text_of_turn(sampled)
+        return self._parser.parse(text, complete=complete, tools=tools, call_id_prefix=call_id_prefix)
+
+    def parse_stream(
+        self,
+        sampled: Sequence[int],
+        progress: Progress,
+        *,
+        tools: ToolSchemas = (),
+        eager: Collection[str] = (),
+        reads_calls: bool = True,
+        call_id_prefix: str = "call_",
+    ) -> ParsedTurn:
+        return self._parser.parse_stream(
+            self._text_of_turn(sampled),
+            progress,
+            tools=tools,
+            eager=eager,
+            reads_calls=reads_calls,
+            call_id_prefix=call_id_prefix,
+        )
+
+    def _text_of_turn(self, sampled: Sequence[int]) -> str:
         ids = list(sampled)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
-        return self._parser.parse(
-            self.encoder.decode(ids), complete=complete, over=over, tools=tools, call_id_prefix=call_id_prefix
-        )
+        return self.encoder.decode(ids)
 
     def turn_grammar(self, form: TurnForm, tools: ToolSchemas = ()) -> Grammar:
         text = turn_grammar(form, self.call_format, tools, starts_in_thinking=self.starts_in_thinking)
@@ -162,10 +182,10 @@ class TemplateRenderer:
         """Number of cached prompts, and of cached conversation shapes."""
         return len(self._prompts), len(self._shapes)
 
-    def _keep(self, cache: dict[Any, Any], size: int, key: Any, value: Any) -> None:
+    def _keep(self, cache: dict[Any, Any], key: Any, value: Any) -> None:
         """Add an entry, replacing the oldest one if the cache is full; several threads may do this."""
         with self._lock:
-            if len(cache) >= size and key not in cache:
+            if len(cache) >= self._cache_size and key not in cache:
                 del cache[next(iter(cache))]
             cache[key] = value
 
@@ -180,7 +200,7 @@ class TemplateRenderer:
             return None
         shape = self._shapes.get(key)
         if shape is None:
-            self._keep(self._shapes, _MAX_SHAPES, key, _Shape(tools))
+            self._keep(self._shapes, key, _Shape(tools))
             return None
         if not shape.tried:
             shape.tried = True

@@ -112,7 +112,7 @@ class DockerBox:
 
     def _check_alive(self) -> None:
         if not self._is_alive:
-            raise BoxLostError(f"The box {self.id} has ended, and what was done in it is gone.")
+            raise BoxLostError(f"The box {self.id} has ended, and its files are lost.")
 
     async def _call(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """Call the engine about this box. Raises `BoxLostError` for any error of the engine after the box has ended."""

@@ -67,7 +67,7 @@ class BoxEngine:
             else:
                 found = self._import(image.tarball or image.tree)
         except SandboxError as error:
-            raise UserError(f"The image of a box cannot be had: {error}.") from error
+            raise UserError(f"The image of a box is unavailable: {error}.") from error
         return str(found.id), found.attrs["Config"].get("User") or None
 
     def _find(self, name: str) -> Any:
@@ -284,4 +284,4 @@ def _lost(box: str) -> Iterator[None]:
 
 
 def _gone(box: str) -> str:
-    return f"The box {box} has ended, and what was done in it is gone."
+    return f"The box {box} has ended, and its files are lost."

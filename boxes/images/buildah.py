@@ -43,7 +43,7 @@ class Buildah:
 
     def pull(self, reference: str, layout: Path) -> Pulled:
         """Pull an image of a registry, and write it to `layout`. Raises `UserError`."""
-        what = f"The image {reference} of a box cannot be had"
+        what = f"The image {reference} of a box is unavailable"
         return self._push(self._run(what, "pull", "--quiet", reference).splitlines()[-1], layout)
 
     def _push(self, name: str, layout: Path) -> Pulled:

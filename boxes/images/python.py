@@ -46,7 +46,7 @@ class PythonImage:
         """Parse an image reference. Raises `UserError`."""
         if (match := _FORM.fullmatch(reference)) is None:
             raise UserError(
-                f"The image {reference!r} does not exist: name {busybox.NAME}, builtin:python, or one such as "
+                f"The image {reference!r} does not exist: use {busybox.NAME}, builtin:python, or one such as "
                 "builtin:python3.12[pytest==9.0.1]."
             )
         packages = tuple(sorted(filter(None, map(str.strip, (match["packages"] or "").split(",")))))

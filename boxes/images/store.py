@@ -108,7 +108,7 @@ class ImageStore:
                     except OSError as error:
                         shutil.rmtree(home, ignore_errors=True)
                         raise UserError(
-                            f"The image of a box cannot be kept below {self.folder}: {error}. Free space there, or set "
+                            f"The image of a box cannot be stored in {self.folder}: {error}. Free space there, or set "
                             "the option `folder` of the provider rootfs to another disk."
                         ) from error
         values = json.loads(record.read_text())

@@ -100,8 +100,8 @@ class FirstProcess:
         if not self._has_users:
             if (user["uid"], user["gid"]) != (0, 0):
                 raise UnknownUserError(
-                    f"The box has the user root only, and not {name!r}, because agentloop does not run as root here: "
-                    "start it as root for boxes with several users."
+                    f"The box has only the user root, not {name!r}, because agentloop does not run as root: start it "
+                    "as root for boxes with several users."
                 )
             user["groups"] = []
         return user

@@ -125,7 +125,7 @@ def _read_head(stream: BinaryIO) -> dict[str, Any]:
 def _read(stream: BinaryIO, size: int) -> bytes:
     data = stream.read(size)
     if len(data) < size:
-        raise OSError("the copy of the box did not arrive whole")
+        raise OSError("the copy of the box is incomplete")
     return data
 
 

@@ -30,7 +30,7 @@ def listen_in(pid: int, port: int) -> socket.socket:
             return thread.submit(listen).result()
         except OSError as error:
             raise BoxError(
-                f"Nothing can listen in the network of a box ({error}): root can, on the machine that runs the box."
+                f"Cannot listen in the network of a box ({error}): this needs root on the machine that runs the box."
             ) from error
 
 

@@ -66,7 +66,7 @@ class RemoteBox:
 
     def _check_alive(self) -> None:
         if not self._is_alive:
-            raise BoxLostError(f"The box {self.id} has ended, and what was done in it is gone.")
+            raise BoxLostError(f"The box {self.id} has ended, and its files are lost.")
 
     async def _why(self, error: BoxError) -> BoxError:
         """Return the error to raise when the daemon did not answer, depending on whether the box still exists."""
@@ -76,7 +76,7 @@ class RemoteBox:
                 if not answer.json()["lost"]:
                     return error
         self.end()
-        return BoxLostError(f"The box {self.id} has ended, and what was done in it is gone.")
+        return BoxLostError(f"The box {self.id} has ended, and its files are lost.")
 
     async def exec(
         self,

@@ -96,4 +96,4 @@ class Connection:
         self.process.kill()
 
     def _lost_error(self) -> BoxLostError:
-        return BoxLostError(f"The box {self._name} has ended, and what was done in it is gone.")
+        return BoxLostError(f"The box {self._name} has ended, and its files are lost.")

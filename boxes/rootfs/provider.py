@@ -124,13 +124,13 @@ class RootfsProvider:
     def _check(self, spec: BoxSpec) -> None:
         if os.geteuid() != 0 and (spec.user or "0").partition(":")[0] not in ("0", "root"):
             raise UserError(
-                f"The user of the box is {spec.user!r}, and without root the provider rootfs has only the user root in "
-                "a box. Start agentloop as root."
+                f"The box needs the user {spec.user!r}, but without root the provider rootfs offers only the user "
+                "root. Start agentloop as root."
             )
         if self._cgroups is None and (spec.memory_mb or spec.cpus):
             raise UserError(
-                "The box limits memory or processors, and this process may not make cgroups, which do that. Start "
-                "agentloop as root or with a delegated cgroup."
+                "The box limits memory or processors, but this process may not create cgroups, which enforce limits. "
+                "Start agentloop as root or with a delegated cgroup."
             )
 
     def _cgroup_of(self, pid: int, spec: BoxSpec) -> Cgroup | None:

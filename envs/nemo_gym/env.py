@@ -164,7 +164,7 @@ class NemoGym(AgentProgram):
             given = {**self.task["item"], "response": {**self._response, "output": self._items}}
             found = await self._server.ask("/verify", given)
             if found.get("mask_sample"):
-                raise EnvError(f"the server leaves this episode out: {found.get('failure_reason')}")
+                raise EnvError(f"the server excluded this episode: {found.get('failure_reason')}")
             reward = None if found.get("reward") is None else _number(found["reward"])
             for name in found.keys() - given.keys() - {"reward"}:
                 if isinstance(found[name], bool | int | float):

@@ -136,7 +136,7 @@ def _seats_of(name: str, spec: Any) -> Sequence[Seat]:
     """Return the seats to draw from. Raises `UserError`."""
     specs = spec if isinstance(spec, list) else [spec]
     if not specs:
-        raise UserError(f"The player {name!r} in env.options is an empty list: name who may play.")
+        raise UserError(f"The player {name!r} in env.options is an empty list: name at least one player.")
     return [_seat_of(name, each) for each in specs]
 
 

@@ -70,7 +70,7 @@ class Worker:
         item = dataset[index]
         if item["question"] != arguments["question"]:
             raise ValueError(
-                f"item {index} of {source['dataset']} has another question than the row: another version of "
+                f"item {index} of {source['dataset']} has a different question than the row: another version of "
                 "reasoning-gym made the row"
             )
         self.questions[episode] = dataset, item

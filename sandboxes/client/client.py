@@ -97,7 +97,7 @@ class SandboxClient:
                     lost += 1
                     if lost == self.max_lost:
                         raise SandboxError(
-                            f"{lost} times a daemon went away while it ran this execution. {daemon.name}: {error}"
+                            f"A daemon was lost {lost} times while it ran this execution. {daemon.name}: {error}"
                         ) from error
                 except OverdueError as error:
                     fleet.report_down(daemon, str(error))

@@ -45,7 +45,7 @@ def _bundle(parts: Any, data: bytes, position: int) -> tuple[dict[str, str | byt
     bundle: dict[str, str | bytes] = {}
     for kind, size in parts:
         if not isinstance(kind, str) or not isinstance(size, int) or not 0 <= size <= len(data) - position:
-            raise ValueError("a display that is not there")
+            raise ValueError("a display that does not exist")
         content = data[position : position + size]
         position += size
         is_text = kind.startswith("text/") or kind == "image/svg+xml"

@@ -289,7 +289,7 @@ class Step:
                 raise BrokenWorldError(reason)
             if self._world.cgroup is not None and self._world.cgroup.ran_out_of_memory():
                 raise UserError("The files and the interpreter do not fit into memory_mb: raise it.")
-            raise SandboxError(f"The sandbox could not be closed off: {reason}.")
+            raise SandboxError(f"The sandbox could not be isolated: {reason}.")
         return StepEnd(answer["code"], answer["seconds"], bool(answer["timed_out"]))
 
 

@@ -35,20 +35,23 @@ async def test_weights_go_from_gpu_to_engine_without_the_host(engine, model, dev
         await engine.update_weights(TensorWeights(weights), token)
         got = await engine.generate([1, 2], _tests.GREEDY, trajectory_id=str(token))
         assert list(got.ids) == list(got.versions) == [token] * 12
-    assert engine._maps_devices
+    assert engine.maps_devices
     assert engine.loads_by == "copies"
     await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
 
 async def test_an_engine_that_cannot_reach_the_gpu_gets_weights_through_the_host(engine, model, monkeypatch):
-    async def refuse(llm, shared, *, open=engine._try_open):
-        return "no way" if shared.parts[0].shelf == engine._shelf.name else await open(llm, shared)
+    call, refusals = engine.llm.collective_rpc, iter([["no way"]])
 
-    monkeypatch.setattr(engine, "_try_open", refuse)
-    monkeypatch.setattr(engine, "_maps_devices", True)
+    async def refuse_once(method, **arguments):
+        refusal = next(refusals, None) if method == "agentloop_open" else None
+        return refusal or await call(method, **arguments)
+
+    monkeypatch.setattr(engine.llm, "collective_rpc", refuse_once)
+    monkeypatch.setattr(engine, "maps_devices", True)
     weights = [(name, tensor.to("cuda")) for name, tensor in _tests.parrot(model, 6)]
     await engine.update_weights(TensorWeights(weights), 6)
-    assert not engine._maps_devices
+    assert not engine.maps_devices
     assert list((await engine.generate([1, 2], _tests.GREEDY, trajectory_id="a")).ids) == [6] * 12
     monkeypatch.undo()
     await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)

@@ -118,7 +118,7 @@ def _prepare_logs(level: str) -> None:
     """Log to stderr: access lines without a prefix, so that programs can parse them, and other lines as plain text."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
-        raise UserError(f"--log-level {level!r} is none of debug, info, warning, error.")
+        raise UserError(f"--log-level {level!r} must be debug, info, warning or error.")
     logging.basicConfig(level=number, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # The start message already has the address and the level.
     for name in ("uvicorn.error", "agentloop.sandboxes.levels.auto"):

@@ -77,7 +77,7 @@ def _check_duckdb(sql: str) -> None:
 
     statements = duckdb.extract_statements(sql)
     if len(statements) != 1 or statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-        raise ValueError("only one statement is run, and only one that reads")
+        raise ValueError("the query must be a single statement that only reads")
 
 
 def _plain(value: Any) -> Any:

@@ -169,7 +169,7 @@ def checked_url(url: str) -> str:
     try:
         ascii_host = host if ":" in host else host.encode("idna").decode()
     except UnicodeError as error:
-        raise FetchError(f"{host!r} is no host") from error
+        raise FetchError(f"{host!r} is not a host name") from error
     bracketed = f"[{ascii_host}]" if ":" in ascii_host else ascii_host
     netloc = bracketed if port is None else f"{bracketed}:{port}"
     quoted = re.sub(r"[^\x21-\x7e]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), parts.path)

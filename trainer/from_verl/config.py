@@ -113,7 +113,7 @@ def interpolated_from(variables: Mapping[str, str]) -> Iterator[None]:
             return variables[name]
         if default:
             return default[0]
-        raise KeyError(f"the variable {name} is not named: add --env {name}")
+        raise KeyError(f"the variable {name} is not passed: add --env {name}")
 
     OmegaConf.register_resolver("oc.env", environment, replace=True)
     try:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from agentloop.trainer.model.compiling import compile_whole
 
-_TILE = 16384
+TILE = 16384
 """Most tokens of a tile of the MLP: enough for matrix products at full speed."""
-_ROWS = 128
+_MULTIPLE = 128
 """Tokens of a tile are a multiple of this, the tile of a matrix product."""
 
 _KNOWN = {
@@ -39,13 +39,13 @@ def can_recompute(layers: Sequence[nn.Module]) -> bool:
     return all(type(layer).__name__ in _KNOWN for layer in layers)
 
 
-def prepare(layers: Sequence[nn.Module], every: int, *, compiled: bool) -> None:
+def prepare(layers: Sequence[nn.Module], every: int, *, compiled: bool, tile: int = TILE) -> None:
     """Replace the forward of each layer in place; only every `every`-th layer keeps its input.
 
-    If `every` is above 1, earlier layers need their parameters during the backward of a later one: with FSDP this needs
-    `gather_once`.
+    The MLP is computed for at most `tile` tokens at a time. If `every` is above 1, earlier layers need their parameters
+    during the backward of a later one: with FSDP this needs `gather_once`.
     """
-    recomputed = _Recomputed(every, compiled=compiled)
+    recomputed = _Recomputed(every, tile, compiled=compiled)
     for layer in layers:
         layer.forward = partial(recomputed, layer)  # type: ignore[method-assign]
 
@@ -63,8 +63,9 @@ def _feed(layer: Any, hidden: Tensor) -> Tensor:
 class _Recomputed:
     """The forward of all layers, from [1, num_tokens, hidden] to the same shape."""
 
-    def __init__(self, every: int, *, compiled: bool) -> None:
+    def __init__(self, every: int, tile: int, *, compiled: bool) -> None:
         self._every = every
+        self._tile = tile
         self._attend, self._feed = _attend, _feed
         if compiled:
             self._attend, self._feed = compile_whole(_attend), compile_whole(_feed)
@@ -88,7 +89,7 @@ class _Recomputed:
     def run(self, layer: nn.Module, kwargs: dict[str, Any], hidden: Tensor) -> Tensor:
         """Compute the layer without keeping anything for a backward."""
         out = self._attend(layer, hidden, kwargs)
-        for rows in _tiles(out.shape[1]):
+        for rows in _tiles(out.shape[1], self._tile):
             out[:, rows] = self._feed(layer, out[:, rows])
         return out
 
@@ -98,7 +99,7 @@ class _Recomputed:
         with torch.enable_grad():
             attended = self._attend(layer, hidden, kwargs)
         values = attended.detach()
-        for rows in _tiles(values.shape[1]):
+        for rows in _tiles(values.shape[1], self._tile):
             part = values[:, rows].detach().requires_grad_()
             with torch.enable_grad():
                 fed = self._feed(layer, part)
@@ -157,9 +158,9 @@ class _Function(torch.autograd.Function):
         return differentiate(segment.take_input(place), grad), None, None, None
 
 
-def _tiles(num_tokens: int) -> Iterator[slice]:
-    """Yield slices of about equal size that cover [0, num_tokens)."""
-    count = -(-num_tokens // _TILE)
-    size = -(-num_tokens // max(count, 1) // _ROWS) * _ROWS
+def _tiles(num_tokens: int, tile: int) -> Iterator[slice]:
+    """Yield slices of about equal size, at most `tile`, that cover [0, num_tokens)."""
+    count, multiple = -(-num_tokens // tile), min(_MULTIPLE, tile)
+    size = -(-num_tokens // max(count, 1) // multiple) * multiple
     for start in range(0, num_tokens, size):
         yield slice(start, min(start + size, num_tokens))

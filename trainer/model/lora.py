@@ -145,7 +145,7 @@ def check_publishable(model: nn.Module) -> None:
     """Raise `UserError` if the model has adapters on experts, which no engine takes without merging."""
     if any(is_experts(module) and adapters.adapters_in(module) for module in model.modules()):
         raise UserError(
-            "learner.lora.publish is adapters, but experts have adapters, too, which engines take merged only. Set "
+            "learner.lora.publish is adapters, but engines take the adapters of experts only when they are merged. Set "
             "learner.lora.publish=merged, or name other layers in learner.lora.targets."
         )
 

@@ -71,7 +71,7 @@ def _ordered(text: str) -> tuple[SharedWeights, str]:
     """Read an order, which is JSON. Raises `ValueError`."""
     data = json.loads(text)
     if not isinstance(data, dict) or not isinstance(data.get("weights"), str):
-        raise ValueError("this is not an order of the sglang engine")
+        raise ValueError("this is not a request of the sglang engine")
     path = str(data.get("answers"))
     if re.fullmatch(r"/proc/\d+/fd/\d+", path) is None:
         raise ValueError(f"{path[:60]!r} is not a file for answers")

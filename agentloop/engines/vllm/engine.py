@@ -100,7 +100,8 @@ class VllmEngine(Engine):
         self._launcher = VllmLauncher(
             os.fspath(model), arguments, shares_gpu=shares_gpu, sleeps=sleeps, max_pixels=max_pixels
         )
-        self._sleeps = sleeps
+        self.sleeps = sleeps
+        """Whether the engine can offload its memory (`sleep`)."""
         self._sleep = SleepMode()
         self._resumes_awake = True
         """Whether sampling continues after `wake`: the engine was not paused before or during the sleep."""
@@ -114,7 +115,7 @@ class VllmEngine(Engine):
         self._shelf, self._host_shelf = WeightShelf(), WeightShelf(on_host=True)
         self.loads_by = ""
         """How the last weights were loaded: the result of `WeightReceiver.agentloop_load`."""
-        self._maps_devices = True
+        self.maps_devices = True
         """Whether vLLM's workers can map the GPU memory that has the weights."""
         self._images: ImageSender | None = None
         """None for a model without a vision tower."""
@@ -273,7 +274,7 @@ class VllmEngine(Engine):
             self._paused = False
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        assert self._sleeps, "create the engine with sleeps=True to use sleep"
+        assert self.sleeps, "create the engine with sleeps=True to use sleep"
         async with self._lock:
             llm = self._alive()
             if not self._sleep.is_on:
@@ -326,7 +327,7 @@ class VllmEngine(Engine):
         """Raise `EngineError` if the weights are not those of the model, or of adapters if the engine takes these."""
         if are_adapters(shared.shapes) != (self._adapters is not None):
             takes = "merged weights" if self._adapters is None else "adapters"
-            raise EngineError(f"the engine was started for {takes}: set its option adapters as learner.lora.publish")
+            raise EngineError(f"the engine takes {takes}: its option adapters must match learner.lora.publish")
         if self._launcher.shapes is None:
             return
         if self._adapters is not None:
@@ -350,14 +351,14 @@ class VllmEngine(Engine):
 
     async def _open(self, llm: Any, shared: SharedWeights) -> None:
         """Let the workers map the weights, or a copy in host memory if they cannot map the GPU memory."""
-        if self._maps_devices or not shared.is_of_this_process:
+        if self.maps_devices or not shared.is_of_this_process:
             problem = await self._try_open(llm, shared)
             if not problem:
                 return
             if not shared.is_of_this_process:
                 raise CannotMap(problem)
             _log.warning("New weights are sent through host memory from now on: %s.", problem)
-            self._maps_devices = False
+            self.maps_devices = False
         if problem := await self._try_open(llm, await asyncio.to_thread(self._host_shelf.put, shared.tensors())):
             raise CannotMap(problem)
 

@@ -106,7 +106,7 @@ class ImageSender:
         kept = float(self._llm.vllm_config.model_config.multimodal_config.mm_processor_cache_gb)
         if self._cache is not None and size > kept * 2**30:
             raise EngineError(
-                f"the images of one prompt take {size / 2**30:.1f} GiB, but vLLM keeps {kept:g}. Raise "
+                f"the images of one prompt take {size / 2**30:.1f} GiB, but vLLM keeps {kept:g} GiB. Raise "
                 "engine.options.mm_processor_cache_gb."
             )
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from agentloop.gateway.dialects.base import as_json, event
+from agentloop.gateway.dialects.base import event
 from agentloop.gateway.turns.completions import Completion
+from agentloop.gateway.turns.deltas import CallDelta, Delta
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
@@ -40,6 +41,7 @@ class _Tool(BaseModel):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    eager_input_streaming: bool | None = None
 
 
 class _ToolChoice(BaseModel):
@@ -81,6 +83,7 @@ class Anthropic:
             [_read_tool(tool, index) for index, tool in enumerate(read.tools or ())],
             form=form_of(answer, [tool.name for tool in read.tools or () if tool.strict], choice),
             reads_calls=choice.reads_calls,
+            eager=frozenset(tool.name for tool in read.tools or () if tool.eager_input_streaming),
             max_tokens=read.max_tokens,
             top_k=read.top_k,
             stop=tuple(filter(None, read.stop_sequences or ())),
@@ -121,23 +124,17 @@ class _Events:
         }
         return event({"type": "message_start", "message": message})
 
-    def more(self, index: int, delta: Mapping[str, str]) -> str:
-        text = ""
-        if thinking := delta.get("reasoning_content"):
-            text += self._enter("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            text += self._delta({"type": "thinking_delta", "thinking": thinking})
-        if content := delta.get("content"):
-            text += self._enter("text", {"type": "text", "text": ""})
-            text += self._delta({"type": "text_delta", "text": content})
-        return text
+    def more(self, index: int, delta: Delta) -> str:
+        if isinstance(delta, CallDelta):
+            return self._more_of_call(delta)
+        if delta.kind == "content":
+            text = self._enter("text", {"type": "text", "text": ""})
+            return text + self._delta({"type": "text_delta", "text": delta.text})
+        text = self._enter("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+        return text + self._delta({"type": "thinking_delta", "thinking": delta.text})
 
     def end(self, index: int, completion: Completion) -> str:
-        text = self._leave()
-        for call in completion.calls:
-            text += self._enter("call", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-            text += self._delta({"type": "input_json_delta", "partial_json": as_json(call.arguments)})
-            text += self._leave()
-        return text
+        return self._leave()
 
     def close(self, completions: Sequence[Completion]) -> str:
         (completion,) = completions
@@ -147,6 +144,14 @@ class _Events:
 
     def failed(self, error: ApiError) -> str:
         return event(Anthropic().error(error))
+
+    def _more_of_call(self, delta: CallDelta) -> str:
+        text, call = "", delta.call
+        if delta.begins:
+            text += self._enter("call", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        if delta.arguments:
+            text += self._delta({"type": "input_json_delta", "partial_json": delta.arguments})
+        return text + (self._leave() if delta.ends else "")
 
     def _enter(self, kind: str, block: dict[str, Any]) -> str:
         if self._open == kind:
@@ -214,8 +219,8 @@ def _read_messages(body: _Body) -> list[Message]:
     if messages[-1]["role"] == "assistant":
         raise ApiError(
             400,
-            "The last message is of the assistant. A turn that the client begins is not served here, as its first "
-            "tokens would not be sampled.",
+            "The last message is from the assistant. The gateway cannot continue it, because the model did not sample "
+            "its tokens. End with a message from the user.",
             param="messages",
         )
     return with_one_system_message(messages)

@@ -32,7 +32,7 @@ class ToolChoice(NamedTuple):
             return cls(must_call=True)
         if kind in ("tool", "function") and isinstance(name, str):
             return cls(must_call=True, name=name)
-        raise refuse("tool_choice", "It may be auto, none, a call of any tool, or the name of one.")
+        raise refuse("tool_choice", "It must be auto, none, required (any) or a tool by name.")
 
 
 def schema_of(answer_format: Mapping[str, Any] | None, param: str) -> Mapping[str, Any] | None:

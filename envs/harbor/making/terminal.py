@@ -296,7 +296,7 @@ def terminal_tasks(
     """
     known = {name: family for level in levels for name, family in _level(level).items()}
     if unknown := sorted(set(families or ()) - set(known)):
-        raise UserError(f"There are no families {unknown} of the levels {list(levels)}; there are {sorted(known)}.")
+        raise UserError(f"Unknown families {unknown} for the levels {list(levels)}. Known: {sorted(known)}.")
     names = sorted(families or known)
     for number in range(count):
         rng = Draw(f"{seed}/{number}")
@@ -310,5 +310,5 @@ def terminal_tasks(
 
 def _level(level: int) -> dict[str, Family]:
     if level not in FAMILIES:
-        raise UserError(f"There is no level {level} of terminal tasks; there are {sorted(FAMILIES)}.")
+        raise UserError(f"There is no level {level} of terminal tasks. Levels: {sorted(FAMILIES)}.")
     return FAMILIES[level]

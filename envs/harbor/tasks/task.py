@@ -54,11 +54,11 @@ class HarborTask:
         folder = Path(folder).expanduser().resolve()
         path = folder / "task.toml"
         if not path.is_file():
-            raise UserError(f"{folder} is no Harbor task: it has no task.toml.")
+            raise UserError(f"{folder} is not a Harbor task: it has no task.toml.")
         try:
             config = TaskConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is not TOML: {error}.") from error
+            raise UserError(f"{path} is not valid TOML: {error}.") from error
         except ValidationError as error:
             raise UserError(f"{path}: {_first_problem(error)}") from error
         for key in unknown_keys(config):
@@ -207,7 +207,7 @@ def _check_inside(task: Path, folder: Path) -> None:
     """Raise `UserError` if a link leads out of the task: uploads would contain files of this machine."""
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
         if not path.resolve().is_relative_to(task):
-            raise UserError(f"{path} leads out of the task: put the file itself there.")
+            raise UserError(f"{path} leads out of the task: replace the link with a copy of the file.")
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -12,8 +12,9 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import typer
 
-from agentloop.cli import _COMMANDS, _LazyCommand
+from agentloop.cli import app
 from agentloop.registry.extras import extra_with
 
 pytestmark = pytest.mark.slow
@@ -121,8 +122,12 @@ def run_without(extras, calls, folder):
 
 
 def test_every_command_of_a_bare_installation_works_or_names_its_extra(tmp_path):
-    loaded = {name: getattr(_LazyCommand(name).load(), "commands", {"": None}) for name in _COMMANDS}
-    names = [f"{name} {below}".strip() for name, commands in loaded.items() for below in commands]
+    group = typer.main.get_command(app)
+    context = typer.Context(group)
+    loaded = {name: group.get_command(context, name).load() for name in group.list_commands(context)}
+    names = [
+        f"{name} {below}".strip() for name, command in loaded.items() for below in getattr(command, "commands", [""])
+    ]
     assert {*ARGUMENTS, *NEEDS} <= set(names)
     calls = [[*name.split(), *ARGUMENTS.get(name, [])] for name in names]
     ended = run_without(EXTRAS, [*calls, ["train", "tiny", "--dry-run"]], tmp_path)

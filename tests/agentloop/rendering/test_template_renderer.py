@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from agentloop.errors import UserError
-from agentloop.rendering import renderer_for, template_renderer
+from agentloop.rendering import renderer_for
+from agentloop.rendering.template_renderer import TemplateRenderer
 from agentloop.types.image import PixelFormat
 from agentloop.types.messages import ToolCall
 from agentloop.vision.processor import ImageProcessor
@@ -209,10 +210,10 @@ def test_tool_described_in_the_prompt_counts_as_shown(make_renderer):
 
 
 @pytest.mark.slow
-def test_threads_render_correctly_while_caches_are_full(make_tokenizer, monkeypatch):
-    for size in ("_MAX_PROMPTS", "_MAX_SHAPES"):
-        monkeypatch.setattr(template_renderer, size, 2)
-    renderer = renderer_for(make_tokenizer("chatml"))
+def test_threads_render_correctly_while_caches_are_full(make_tokenizer):
+    renderer = TemplateRenderer(
+        make_tokenizer("chatml"), call_format=None, trusted_roles=frozenset(), chat_template_kwargs={}, cache_size=2
+    )
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -75,7 +75,7 @@ async def test_a_killed_container_is_lost_with_its_commands(box):
     running_command = asyncio.ensure_future(box.exec("sleep 58141"))
     await asyncio.sleep(0.5)
     await asyncio.to_thread(docker, "kill", box.generation)
-    with pytest.raises(BoxLostError, match="has ended, and what was done in it is gone"):
+    with pytest.raises(BoxLostError, match="has ended, and its files are lost"):
         await running_command
 
 
@@ -110,10 +110,10 @@ async def test_an_image_is_built_from_a_dockerfile(provider, spec, tree, tmp_pat
 
 
 async def test_an_image_that_cannot_be_had_is_one_clear_error(provider, tmp_path):
-    with pytest.raises(UserError, match="The image of a box cannot be had"):
+    with pytest.raises(UserError, match="The image of a box is unavailable"):
         await provider.prepare(Image(reference="localhost:1/no/such:image"))
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY missing /\n")
-    with pytest.raises(UserError, match=r"The image of a box cannot be had: .*missing"):
+    with pytest.raises(UserError, match=r"The image of a box is unavailable: .*missing"):
         await provider.prepare(Image(dockerfile=tmp_path))
 
 

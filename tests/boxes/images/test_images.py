@@ -271,7 +271,7 @@ async def test_an_image_is_pulled_from_a_registry(tmp_path, context, spec, regis
     try:
         color = "green" if image.dockerfile else "blue"
         assert await seen(provider, replace(spec, image=image), LOOK) == SEEN.replace("blue", color)
-        with pytest.raises(UserError, match=rf"The image {registry}/no:such of a box cannot be had:\n"):
+        with pytest.raises(UserError, match=rf"The image {registry}/no:such of a box is unavailable:\n"):
             await provider.prepare(Image(reference=f"{registry}/no:such"))
     finally:
         await provider.close()

@@ -165,7 +165,7 @@ async def test_boxes_of_a_killed_daemon_are_lost_and_nothing_of_them_is_left():
         command = asyncio.ensure_future(box.exec("sleep 8831"))
         await until(lambda: running("sleep 8831"))
         daemon.send_signal(signal.SIGKILL)
-        with pytest.raises(BoxLostError, match=f"The box {box.id} has ended, and what was done in it is gone"):
+        with pytest.raises(BoxLostError, match=f"The box {box.id} has ended, and its files are lost"):
             await command
         with pytest.raises(BoxLostError):
             await box.exec("true")

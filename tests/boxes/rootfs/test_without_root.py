@@ -104,5 +104,5 @@ def test_the_user_is_root_in_a_box_that_can_be_copied(found):
 
 
 def test_other_users_are_one_clear_error(found):
-    assert found["other user"].startswith("BoxError: The box has the user root only, and not 'worker', because")
+    assert found["other user"].startswith("BoxError: The box has only the user root, not 'worker', because")
     assert "Start agentloop as root" in found["other user of all"]

@@ -63,7 +63,7 @@ def test_files_that_are_wrong(tmp_path, tree):
     (make_task(tmp_path / "c") / "tests/test.sh").unlink()
     result = check(tmp_path, tree)
     assert result.exit_code == 1
-    for problem in ("a has no instruction.md", "b/task.toml is not TOML", "c has no tests/test.sh"):
+    for problem in ("a has no instruction.md", "b/task.toml is not valid TOML", "c has no tests/test.sh"):
         assert problem in result.output
 
 

@@ -120,7 +120,7 @@ def test_a_box_that_dies_fails_the_episode(tmp_path, tree, monkeypatch):
     monkeypatch.setattr("agentloop.tools.machine.shell.Shell.run", _kill_and_run(Shell.run))
     found = play(make_task(tmp_path / "t"), tree, bash("sleep 78126"), "Done.")
     assert (found.stop_reason, found.reward, found.failures) == (StopReason.ENV_ERROR, None, {"env": 1})
-    assert "has ended, and what was done in it is gone" in found.error
+    assert "has ended, and its files are lost" in found.error
 
 
 def _kill_and_run(run):
@@ -172,6 +172,6 @@ async def test_episodes_share_one_provider():
     first, second = await asyncio.gather(provider_of("rootfs"), provider_of("rootfs"))
     assert first is second
     assert await provider_of("rootfs", {"storage_mb": 32}) is not first
-    with pytest.raises(UserError, match="provider of boxes 'nothing'"):
+    with pytest.raises(UserError, match="box provider 'nothing'"):
         await provider_of("nothing")
     await close_providers()

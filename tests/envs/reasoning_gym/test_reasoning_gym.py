@@ -118,7 +118,7 @@ def test_a_row_of_another_version_fails_instead_of_being_judged(package):
     row["messages"][-1]["content"] += " And of a spider?"
     trajectory = play_script(ReasoningGym(row), ["<answer>4</answer>"])
     assert (trajectory.reward, trajectory.failures) == (None, {"judge": 1})
-    assert "another question than the row" in trajectory.error
+    assert "a different question than the row" in trajectory.error
 
 
 @pytest.mark.parametrize(

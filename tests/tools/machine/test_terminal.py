@@ -75,5 +75,5 @@ async def test_a_box_that_ends_ends_the_episode(sessions, box):
     await _type(sessions, "true\n")
     await box.stop()
     result = await _type(sessions, "true\n")
-    assert "has ended, and what was done in it is gone" in result.content
+    assert "has ended, and its files are lost" in result.content
     await sessions.close()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import FailureKind, UserError
+from agentloop.registry.named_objects import load_object
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
@@ -87,8 +88,7 @@ def config(tmp_path: Path) -> Path:
 
 def _toolset(config: Path, **options) -> tuple[Toolset, dict]:
     tools = registry.load_all("agentloop.tools.verl.config:VerlTools", config=str(config), **options)
-    names = type(tools[0]._inner).execute.__globals__
-    return Toolset(tools), names["LIVING"]
+    return Toolset(tools), load_object(f"{config.parent / 'their_tools.py'}:LIVING", "state")
 
 
 def _sessions(toolset: Toolset, trajectory_id: str, truth: int):

@@ -225,7 +225,7 @@ def test_ranks_refuse_a_model_together(options: dict[str, object], pool: _Pool, 
 
 def test_indivisible_head_count_raises_with_the_numbers(tiny_qwen3, pool: _Pool):
     folder = tiny_qwen3(num_attention_heads=6, num_key_value_heads=3)
-    with pytest.raises(UserError, match=r"cannot divide 6 heads and 3 of keys and values. This model supports 3, 6\."):
+    with pytest.raises(UserError, match=r"cannot divide 6 heads and 3 key-value heads. This model supports 3, 6\."):
         create(learner_config(folder, sequence_parallel=4), pool.of(RANKS))
     with pytest.raises(UserError, match=r"sequence_parallel is 3 but learner.ranks is 4"):
         create(learner_config(folder, sequence_parallel=3), pool.of(RANKS))

@@ -24,8 +24,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextConfig, Qw
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
-from agentloop.trainer.model import activation_checkpointing as recomputed
 from agentloop.trainer.model import layers
+from agentloop.trainer.model.activation_checkpointing import can_recompute, prepare
 
 _LAYERS = 5
 _TEXT = {
@@ -51,10 +51,9 @@ _KINDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recomputed, "_TILE", 6)
-    monkeypatch.setattr(recomputed, "_ROWS", 2)
+def _prepare(model: Any, every: int) -> None:
+    """Let the backward recompute layers, whose rows of 17 tokens have three tiles."""
+    prepare(model.layers, every, compiled=False, tile=6)
 
 
 def _model(kind: str) -> Any:
@@ -79,8 +78,8 @@ def _embeds() -> Tensor:
 @pytest.mark.parametrize("kind", _KINDS)
 def test_checkpointing_does_not_change_outputs_or_gradients(kind: str, every: int):
     plain, again = _model(kind), _model(kind)
-    assert recomputed.can_recompute(again.layers)
-    recomputed.prepare(again.layers, every, compiled=False)
+    assert can_recompute(again.layers)
+    _prepare(again, every)
     want, got = _results(plain, _embeds()), _results(again, _embeds())
     assert len(want) == len(got) > 2 + 9 * _LAYERS
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
@@ -95,7 +94,7 @@ def test_layers_are_recomputed_at_most_as_often_as_needed(every: int, forwards: 
 
     for layer in model.layers:
         layer.self_attn.register_forward_pre_hook(count)
-    recomputed.prepare(model.layers, every, compiled=False)
+    _prepare(model, every)
     _results(model, _embeds())
     assert calls == {"forward": forwards, "differentiate": _LAYERS}
 
@@ -112,7 +111,7 @@ def _watch_inputs(model: Any) -> list[StorageWeakRef]:
 def test_only_segment_inputs_are_kept(every: int, kept: int):
     model = _model("qwen3")
     inputs = _watch_inputs(model)
-    recomputed.prepare(model.layers, every, compiled=False)
+    _prepare(model, every)
     out = model(inputs_embeds=_embeds(), use_cache=False).last_hidden_state
     assert len(inputs) == _LAYERS
     assert sum(not memory.expired() for memory in inputs) == kept
@@ -127,7 +126,7 @@ def test_features_added_between_layers_are_kept(in_place: bool):
     for every in (None, 4):
         model = _model("qwen3")
         if every is not None:
-            recomputed.prepare(model.layers, every, compiled=False)
+            _prepare(model, every)
         hidden = _embeds().requires_grad_()
         added = torch.ones(16, dtype=torch.float64, requires_grad=True)
         angles = model.rotary_emb(hidden, torch.arange(17)[None])
@@ -143,7 +142,7 @@ def test_features_added_between_layers_are_kept(in_place: bool):
 def test_layers_above_frozen_embeddings_get_gradients():
     model = _model("qwen3")
     model.embed_tokens.requires_grad_(False)
-    recomputed.prepare(model.layers, 1, compiled=False)
+    _prepare(model, 1)
     model(input_ids=torch.arange(9)[None], use_cache=False).last_hidden_state.square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.layers.parameters())
 
@@ -151,7 +150,7 @@ def test_layers_above_frozen_embeddings_get_gradients():
 def test_no_grad_forward_keeps_nothing():
     model, plain = _model("qwen3"), _model("qwen3")
     inputs = _watch_inputs(model)
-    recomputed.prepare(model.layers, 3, compiled=False)
+    _prepare(model, 3)
     with torch.no_grad():
         got, want = (each(inputs_embeds=_embeds(), use_cache=False).last_hidden_state for each in (model, plain))
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)

@@ -11,8 +11,6 @@ _HEAD_BYTES = 64 << 10
 """Maximum bytes of a request's headers, and of any part that the parser must collect before it can use it."""
 _HEADER_COST = 32
 """Bytes that count for each header in addition to its text, so that there are at most about 2,000 headers."""
-_SPARE_CONNECTIONS = 64
-"""Number of connections above the limit that get an answer. Further connections are closed at once."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -20,6 +18,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     head_seconds = 20.0
     """Seconds for all headers, from the connection or from the first byte of a later request."""
+    spare_connections = 64
+    """Number of connections above the limit that get an answer. Further connections are closed at once."""
     stall_seconds = 60.0
     """Seconds in which a client that has not read all of an answer must read some of it."""
 
@@ -32,7 +32,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._expect_head()
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency + _SPARE_CONNECTIONS:
+        limit = self.limit_concurrency
+        if limit is not None and len(self.connections) > limit + self.spare_connections:
             transport.abort()
 
     def data_received(self, data: bytes) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import AfterValidator, Field
@@ -38,12 +38,8 @@ from agentloop.tools.serving.http.deadlines import OverdueError, seconds_since, 
 from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.state.daemon import Daemon
 
-_PATIENCE_SECONDS = 10.0
-"""Seconds that clients of SandboxFusion wait beyond the time limits of compiler and code."""
 _HEAD_START = 0.5
 """Seconds by which the daemon's 504 precedes the client's timeout."""
-_OVERHEAD = 1.5
-"""Seconds besides its limits that an execution may take: to write its files, end it, and answer."""
 _POD = os.environ.get("MY_POD_NAME")
 
 router = APIRouter(tags=["SandboxFusion"])
@@ -57,6 +53,10 @@ def _known(name: str) -> str:
 class RunCode(Body):
     """The body of /run_code."""
 
+    client_seconds: ClassVar[float] = 10.0
+    """Seconds that clients of SandboxFusion wait beyond the time limits of compiler and code."""
+    overhead_seconds: ClassVar[float] = 1.5
+    """Seconds besides its limits that an execution may take: to write its files, end it, and answer."""
     code: str
     language: Annotated[str, AfterValidator(_known)] = "python"
     stdin: str | None = None
@@ -99,11 +99,11 @@ class RunCode(Body):
         if self.max_queue_seconds is not None:
             return min(self._patience, self.max_queue_seconds)
         compiles = bool(languages.find(self.language).compile)
-        return self._patience - self.run_timeout - compiles * self.compile_timeout - _OVERHEAD
+        return self._patience - self.run_timeout - compiles * self.compile_timeout - self.overhead_seconds
 
     @property
     def _patience(self) -> float:
-        return self.compile_timeout + self.run_timeout + _PATIENCE_SECONDS - _HEAD_START
+        return self.compile_timeout + self.run_timeout + self.client_seconds - _HEAD_START
 
 
 @router.post("/run_code", response_model=RunBody, openapi_extra=documented(RunCode))

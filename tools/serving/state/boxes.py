@@ -80,7 +80,7 @@ class HeldBox:
     def process(self, number: int) -> HeldProcess:
         """Return a program. Raises `HTTPException` 404."""
         if number not in self._processes:
-            raise HTTPException(404, f"The box has no program with the number {number}.")
+            raise HTTPException(404, f"The box has no program {number}.")
         return self._processes[number]
 
     async def stop(self) -> None:
@@ -149,7 +149,7 @@ class Boxes:
         try:
             lease = self._leases.find(id)
         except HTTPException as error:
-            raise BoxLostError(f"The box {id} has ended, and what was done in it is gone.") from error
+            raise BoxLostError(f"The box {id} has ended, and its files are lost.") from error
         lease.used = time.monotonic()
         return lease.item
 

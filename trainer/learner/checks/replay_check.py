@@ -26,7 +26,7 @@ def check(policy: PackedCausalLM) -> None:
     kind = model.config.model_type
     if not policy.routing.layers:
         raise UserError(
-            f"learner.router_replay is true, but {kind} has no experts whose router transformers shows. Remove "
+            f"learner.router_replay is true, but {kind} has no experts whose routing transformers exposes. Remove "
             "router_replay, or train another model."
         )
     device = next(model.parameters()).device

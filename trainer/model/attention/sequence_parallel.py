@@ -46,7 +46,7 @@ class SequenceGroup:
         if heads % self.size or (kv_heads % self.size and self.size % kv_heads):
             fit = [n for n in range(2, heads + 1) if not heads % n and not (kv_heads % n and n % kv_heads)]
             raise UserError(
-                f"learner.sequence_parallel={self.size} cannot divide {heads} heads and {kv_heads} of keys and values. "
+                f"learner.sequence_parallel={self.size} cannot divide {heads} heads and {kv_heads} key-value heads. "
                 f"This model supports {', '.join(map(str, fit)) or 'none'}."
             )
         if getattr(hf_config, "vision_config", None) is not None:

@@ -139,11 +139,11 @@ async def _stable_tests(suite: Suite, options: SweOptions) -> tuple[frozenset[st
     name = suite.package.name
     first = await suite.run(suite.plan(seconds=options.seconds))
     if first.timed_out:
-        raise UserError(f"The tests of {name} take longer than {options.seconds:g} s: allow them more with --seconds.")
+        raise UserError(f"The tests of {name} take longer than {options.seconds:g} s: raise --seconds.")
     if not first.passed:
         raise UserError(
-            f"No test of {name} passes in a box without a network. What is missing may be added with --requires. The "
-            f"end of what the tests print:\n{first.output}"
+            f"No test of {name} passes in a box without a network. Add missing packages with --requires. The output of "
+            f"the tests ends with:\n{first.output}"
         )
     begin = time.monotonic()
     second = await suite.run(suite.plan(seconds=options.seconds, chosen=sorted(first.passed), hash_seed=1))

@@ -221,7 +221,7 @@ def lengths(engine):
 
 async def test_turns_wait_during_sleep_and_resume_with_new_weights(engine, model, monkeypatch):
     """On CPUs vLLM keeps its memory, and does everything else of its sleep: tests/gpu has the memory."""
-    monkeypatch.setattr(engine, "_sleeps", True)
+    monkeypatch.setattr(engine, "sleeps", True)
     await engine.update_weights(TensorWeights(parrot(model, 4)), 4)
     running = asyncio.create_task(
         engine.generate([1, 2], SamplingParams(max_tokens=200, temperature=0.0), trajectory_id="a")

@@ -62,7 +62,7 @@ def test_unknown_keys_are_told_once(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[agent", "is not TOML"),
+        ("[agent", "is not valid TOML"),
         ('[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n', "verifier: environment_mode"),
         ('[[steps]]\nname = "a/b"\n', "steps.0.name"),
         ('[environment]\nallowed_hosts = ["a.org"]\n', "network_mode = 'allowlist'"),

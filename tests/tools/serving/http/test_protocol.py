@@ -5,7 +5,6 @@ from contextlib import suppress
 
 import pytest
 
-from agentloop.tools.serving.http import protocol
 from agentloop.tools.serving.http.protocol import BoundedProtocol
 
 pytestmark = pytest.mark.slow
@@ -107,7 +106,7 @@ async def test_number_of_headers_is_limited(by_hand, monkeypatch):
 
 async def test_number_of_connections_is_limited(by_hand, monkeypatch):
     monkeypatch.setattr(BoundedProtocol, "head_seconds", 600)
-    monkeypatch.setattr(protocol, "_SPARE_CONNECTIONS", 2)
+    monkeypatch.setattr(BoundedProtocol, "spare_connections", 2)
     async with by_hand(max_connections=3) as (client, _):
         opened = [await client.raw(b"") for _ in range(5)]
         reader, writer = await client.raw(b"")

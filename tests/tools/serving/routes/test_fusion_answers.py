@@ -7,7 +7,7 @@ import pytest
 
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes import ProcessResult, SandboxBusyError
-from agentloop.tools.serving.routes import fusion
+from agentloop.tools.serving.routes.fusion import RunCode
 
 pytestmark = pytest.mark.slow
 
@@ -130,8 +130,8 @@ async def test_nothing_starts_whose_limits_no_longer_fit(by_hand, language):
 
 
 async def test_answer_comes_at_the_deadline_and_ends_the_work(by_hand, monkeypatch, until):
-    monkeypatch.setattr(fusion, "_PATIENCE_SECONDS", 2.0)
-    monkeypatch.setattr(fusion, "_OVERHEAD", 0.1)
+    monkeypatch.setattr(RunCode, "client_seconds", 2.0)
+    monkeypatch.setattr(RunCode, "overhead_seconds", 0.1)
     async with by_hand() as (client, sandbox):
         request = {"code": "wait", "run_timeout": 0.1, "compile_timeout": 0.1}
         started = time.monotonic()
@@ -143,7 +143,7 @@ async def test_answer_comes_at_the_deadline_and_ends_the_work(by_hand, monkeypat
 
 
 async def test_answer_does_not_wait_for_work_that_ends_slowly(by_hand, monkeypatch, until):
-    monkeypatch.setattr(fusion, "_PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(RunCode, "client_seconds", 1.0)
     async with by_hand() as (client, sandbox):
         ended = asyncio.Event()
         released = asyncio.Event()

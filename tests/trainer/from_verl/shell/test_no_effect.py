@@ -134,4 +134,4 @@ def test_an_interpolation_of_a_script_is_not_resolved_later(tmp_path: Path, monk
     assert load_config(RunConfig, tmp_path / "run.yaml").model == "/m/${oc.env:WANDB_API_KEY}"
     with pytest.raises(SystemExit):
         main(["from-verl", "--", "data.train_files=/a.parquet", "actor_rollout_ref.model.path=${oc.env:WANDB_API_KEY}"])
-    assert "is not named: add --env WANDB_API_KEY" in " ".join(capsys.readouterr().err.split())
+    assert "is not passed: add --env WANDB_API_KEY" in " ".join(capsys.readouterr().err.split())

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.learner.checks import packing_check
-from agentloop.trainer.model import packed_lm
 from agentloop.trainer.model.attention import packed as attention
 from agentloop.trainer.model.attention.shared_prefix import SharedPrefixes
 from agentloop.trainer.model.packed_lm import load_packed_lm
@@ -48,12 +47,15 @@ def test_a_layer_with_a_state_is_named(family: str, layer: str, tmp_path: Path, 
         create(_config(save_small_model(family, tmp_path)))
 
 
-def test_dropout_that_stays_on_in_training_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_dropout_that_stays_on_in_training_is_named(tmp_path: Path):
     save_small_model("seed_oss", tmp_path)
     create(_config(tmp_path))
-    monkeypatch.setattr(packed_lm, "_RANDOM", ())  # a name that the learner does not know
+    policy = load_packed_lm(tmp_path, torch.float32)
+    for module in policy.modules():
+        if hasattr(module, "residual_dropout"):  # with a name that the learner does not know it would stay on
+            module.residual_dropout = 0.1
     with pytest.raises(UserError, match=r"seed_oss .* SeedOss\w+ .* in training mode.* Set .*residual_dropout to 0"):
-        create(_config(tmp_path))
+        packing_check.check(policy)
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(settings | {"residual_dropout": 0.0, "attention_dropout": 0.0}))
     create(_config(tmp_path))

@@ -1,8 +1,9 @@
+import importlib.util
+
 import pytest
 import torch
 
 from agentloop.errors import UserError
-from agentloop.trainer.model.attention import choice as attention_choice
 from agentloop.trainer.model.attention.choice import choose
 
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
@@ -10,7 +11,7 @@ _CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
 
 def _machine(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_fa4: bool) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(attention_choice, "_has_fa4", lambda: has_fa4)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if has_fa4 else None)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_ranks_replay_as_one_does(options: dict[str, object], folder: Path):
 
 
 def test_models_whose_experts_cannot_be_given_are_refused(tiny_qwen3, tmp_path: Path):
-    with pytest.raises(UserError, match="qwen3 has no experts whose router transformers shows"):
+    with pytest.raises(UserError, match="qwen3 has no experts whose routing transformers exposes"):
         create(_config(tiny_qwen3()))
     with pytest.raises(UserError, match=r"does not call torch\.topk"):
         create(_config(save_small_model("zaya", tmp_path / "zaya"), skip_checks=("packed_equals_alone",)))

@@ -1,5 +1,6 @@
 """Recurrent layers of transformers read packed rows by the learner's ops; the ops themselves are tested on CUDA."""
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,17 @@ def test_layers_without_a_kernel_read_padded_batches_and_are_named(tmp_path: Pat
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.undo()
-    monkeypatch.setattr(packed, "_PACKAGE", "no-such-package")
+    installed = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "fla-core":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(packed, "version", version)
     policy = load_packed_lm(save_small_model("qwen3_5_text", tmp_path), torch.float32, kernel="math")
     assert policy.recurrent == (True, True)
-    assert "the package no-such-package is not installed: pip install 'agentloop[fla]'" in caplog.text
+    assert "the package fla-core is not installed: pip install 'agentloop[fla]'" in caplog.text
 
 
 def gradients(policy: PackedCausalLM) -> dict[str, torch.Tensor]:

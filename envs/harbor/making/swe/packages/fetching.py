@@ -76,7 +76,7 @@ def _source(package: str, scratch: Path) -> Path:
             with tarfile.open(archive) as tar:
                 tar.extractall(unpacked, filter="data")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"{archive.name} is no source distribution that can be unpacked: {error}.") from error
+        raise UserError(f"{archive.name} cannot be unpacked as a source distribution: {error}.") from error
     inside = list(unpacked.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else unpacked
 
@@ -91,7 +91,7 @@ def _download(package: str, folder: Path) -> Path:
     if done.returncode != 0 or len(found) != 1:
         lines = "\n".join((done.stderr or done.stdout).strip().splitlines()[-_SHOWN_LINES:])
         raise UserError(
-            f"The source distribution of {package} cannot be had. Name another version, or give an archive or a "
+            f"The source distribution of {package} cannot be downloaded. Name another version, an archive or a "
             f"folder with the source. pip says:\n{lines}"
         )
     return found[0]
@@ -111,7 +111,7 @@ def pyproject(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"pyproject.toml of the package is not TOML: {error}.") from error
+        raise UserError(f"pyproject.toml of the package is not valid TOML: {error}.") from error
 
 
 def _write_metadata(folder: Path, name: str, version: str) -> None:

@@ -100,7 +100,7 @@ def pinned(requirements: Sequence[str], version: str, *, without: str) -> list[s
         if done.returncode != 0:
             lines = "\n".join((done.stderr or done.stdout).strip().splitlines()[-_SHOWN_LINES:])
             raise UserError(
-                "What the tests need cannot be had. Leave a package out with --without, or add one that fits with "
+                "The requirements of the tests cannot be installed. Omit a package with --without, or add one with "
                 f"--requires. pip says:\n{lines}"
             )
         chosen = [each["metadata"] for each in json.loads(report.read_text())["install"]]

@@ -26,9 +26,13 @@ async def test_what_the_index_does_not_have_is_said(tmp_path, provider):
         (
             "iniconfig==0.0.0.1",
             SweOptions(),
-            r"source distribution of iniconfig==0\.0\.0\.1 cannot be had(.|\n)*pip says",
+            r"source distribution of iniconfig==0\.0\.0\.1 cannot be downloaded(.|\n)*pip says",
         ),
-        ("iniconfig==2.3.1", SweOptions(requires=["pytest==0.0.0.1"]), "What the tests need cannot be had"),
+        (
+            "iniconfig==2.3.1",
+            SweOptions(requires=["pytest==0.0.0.1"]),
+            "The requirements of the tests cannot",
+        ),
     ]:
         with pytest.raises(UserError, match=says):
             _ = [folder async for folder in swe_tasks(package, tmp_path / "tasks", 1, provider, options)]

@@ -134,7 +134,7 @@ async def test_packages_without_bugs_or_tests_are_refused(tmp_path, provider):
         (write(tmp_path / "passing", passing), "No bug was found in passing 0", UNITTEST),
         (
             write(tmp_path / "slow", slow),
-            "take longer than 1 s: allow them more",
+            "take longer than 1 s: raise --seconds",
             SweOptions(runner="unittest", seconds=1),
         ),
         (none, "There is no modifier 'change_comparisons'. Did you mean", SweOptions(modifiers=["change_comparisons"])),

@@ -72,7 +72,7 @@ def test_archives_and_folders_are_unpacked_alike(tmp_path, form):
 
 def test_what_is_no_archive_is_refused(tmp_path):
     (tmp_path / "a.tar.gz").write_text("x")
-    with pytest.raises(UserError, match="is no source distribution that can be unpacked"):
+    with pytest.raises(UserError, match="cannot be unpacked as a source distribution"):
         fetch(str(tmp_path / "a.tar.gz"), tmp_path / "out")
 
 
