@@ -17,7 +17,7 @@ _PROVIDERS: dict[asyncio.AbstractEventLoop, dict[str, asyncio.Task[BoxProvider]]
 async def provider_of(name: str | None = None, options: Mapping[str, Any] | None = None) -> BoxProvider:
     """Return the open provider of this event loop; equal options share one. Its boxes end with this process.
 
-    None is docker if an engine answers, else rootfs. Raises `UserError` if the provider cannot make boxes.
+    Without a name it is docker if an engine answers, else rootfs. Raises `UserError` if the provider cannot make boxes.
     """
     for loop in [loop for loop in _PROVIDERS if loop.is_closed()]:
         del _PROVIDERS[loop]

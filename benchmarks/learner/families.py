@@ -67,7 +67,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def model_config(name: str, layers: int | None) -> Any:
-    """Return the configuration of a shape, with fewer layers if `layers` says so."""
+    """Return the configuration of a shape, with `layers` layers if given."""
     shape = dict(SHAPES[name])
     if layers is not None:
         shape["num_hidden_layers"] = layers

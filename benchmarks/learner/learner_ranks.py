@@ -2,9 +2,9 @@
 
     python -m benchmarks.learner.learner_ranks --ranks 2 4 [--before FILE]
 
-The model costs little, so that what counts is the way of the batch to the ranks, and of their answers back. The
-handover is a call that sends the batch to all ranks and does nothing with it. `--before` names the result of the same
-command on an earlier commit; the ratios are the step times now over those.
+The model is cheap, so the time is that of sending the batch to the ranks and collecting their answers. The handover is
+a call that sends the batch to all ranks, which ignore it. `--before` names the result of the same command on an earlier
+commit; the ratios are the step times now over those.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare loss and gradient of the LM head with the three matrix products that they need at least.
+"""Compare loss and gradient of the LM head with the three matrix products that are the minimum.
 
     python -m benchmarks.learner.lm_head [--tokens 8192 --hidden 4096 --vocab 151936]
 

@@ -75,7 +75,7 @@ def lengths_of(tokens: int, median: float, sigma: float, cap: int, seed: int = 0
 
 
 def batch_of(lengths: list[int], trained: float, seed: int = 0, vocab: int = VOCAB) -> TrainBatch:
-    """Return a batch in which the last tokens of each sequence are trained, `trained` of all."""
+    """Return a batch in which the last tokens of each sequence are trained: the share `trained` of all tokens."""
     rng = np.random.default_rng(seed)
     samples = []
     for length in lengths:

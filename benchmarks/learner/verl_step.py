@@ -4,8 +4,8 @@
 
 Calls `FSDPEngineWithLMHead.train_batch` with verl's own `ppo_loss`, as its actor worker does. Empty modules replace
 missing imports of verl that the engine does not use (ray, datasets, ...). `--attention` names an attention of
-transformers. The default is agentloop's kernel, which skips the search for sequence starts that transformers repeats in
-every layer (with its flash_attention_4 each call compiled the kernel again).
+transformers. The default is agentloop's kernel, because transformers searches for sequence starts in every layer (and
+with its flash_attention_4 each call compiled the kernel again).
 
 Without the cross-entropy of the package flash-attn, verl computes the logits row by row, which takes 3 times as long at
 4B. The benchmark refuses this, unless `--fused` selects verl's own head.

@@ -3,7 +3,8 @@
     python -m benchmarks.rollout.engine_throughput --shape 0.6B --engines 2 3 4
 
 Engines have random weights of the shape of a Qwen3 model. Episodes have one turn of `--sampled` tokens after a prompt
-of one of `--prompt-words`. All engines start together, stay, and have the same share of the GPU and the same options:
+of one of `--prompt-words`. All engines start together, run until the end, and have the same share of the GPU and the
+same options:
 
 - `bare`: `AsyncLLM.generate` of one engine in this process, with the sampling parameters that the engine adapter uses;
 - `engines_N`: N Ray workers with agent loops (`workers.gpus`), the others idle. `in_flight` is for each engine;

@@ -1,10 +1,11 @@
-"""Measure the cost of a worker process: seconds a step for many episodes at once, against the same game in our process.
+"""Measure the cost of a worker process: seconds per step for many concurrent episodes, compared with the same game in
+our process.
 
     python -m benchmarks.rollout.env_workers [--episodes 500] [--steps 40]
 
-The game answers at once, so that the wire is all that is measured. `seconds_a_step` is the wall time over all steps
-(throughput); `latency` is what one episode waits for an answer while all the others ask, too; `lag` is the time that
-the client blocks its event loop. Observations have 500 characters.
+The game answers at once, so only the communication is measured. `seconds_a_step` is the wall time over all steps
+(throughput); `latency` is how long one episode waits for an answer while all others send requests, too; `lag` is the
+time that the client blocks its event loop. Observations have 500 characters.
 """
 
 from __future__ import annotations

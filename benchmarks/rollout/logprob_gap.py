@@ -5,7 +5,7 @@
 The engine answers questions with a model of real weights (random ones hide the gap, because their logits are small).
 The learner scores the same tokens in the same dtype, and transformers does so in float32. The engine's logits are
 rounded to that dtype or stay float32, in turns on one engine, so that their speeds compare. A variant is an engine with
-other settings. benchmarks.rollout.rounding says what the roundings of each operation change.
+other settings. benchmarks.rollout.rounding measures the effect of rounding each operation.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class LookupEnv(Env):
 
 
 def result_text(tokenizer: Any, num_tokens: int) -> str:
-    """Return a tool result such that the whole observation has `num_tokens` tokens."""
+    """Return a tool result with which the whole observation has `num_tokens` tokens."""
     renderer = renderer_for(tokenizer)
     words = ["value", "of", "the", "next", "line", "in", "file", "is", "not", "known", "to", "self", "and", "other"]
     text = ""

@@ -198,7 +198,7 @@ class Chaos:
         self._pause = pause
         self.kills: Counter[str] = Counter()
         self.starts = 0
-        """Of the run."""
+        """Seconds of the run."""
         self.silences: dict[str, float] = {}
         """Longest seconds between two steps after a kill, restarts included, by the part killed last."""
         self._last = "nothing"

@@ -2,9 +2,9 @@
 
     python -m benchmarks.runs.checkpoint_lag [--million-parameters 85] [--saves 3]
 
-The learner is a list of tensors as AdamW has them in float32: weights and two moments, 12 bytes a parameter. It copies
-them to capture them and writes them with torch.save. `CheckpointWriter` is that of a run. A timer of 1 ms notes how
-late it wakes up: first while nothing happens, then from the call of `save` until the checkpoint is on disk.
+The learner is a list of float32 tensors, as for AdamW: weights and two moments, 12 bytes per parameter. It captures a
+copy and writes it with torch.save, through the `CheckpointWriter` of runs. A timer of 1 ms records how late it wakes
+up: first while idle, then from the call of `save` until the checkpoint is on disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One case of the fuzz, in a process of its own: the run, its outcome, and the lag of its event loop."""
+"""One fuzz case in a separate process: the run, its outcome, and the lag of its event loop."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LagWatcher(Observer):
 
 
 async def measure_lag(lags: list[float]) -> None:
-    """Append by how many milliseconds the loop is late, every few milliseconds, until cancelled."""
+    """Append the lag of the loop in milliseconds, every few milliseconds, until cancelled."""
     clock = asyncio.get_running_loop().time
     while True:
         due = clock() + _INTERVAL

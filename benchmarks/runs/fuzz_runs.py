@@ -1,4 +1,4 @@
-"""Train with random settings, as many runs as fit into some minutes: no crash, no hang, and no episode lost.
+"""Train with random settings for some minutes, and check that no run crashes, hangs or loses an episode.
 
     python -m benchmarks.runs.fuzz_runs --minutes 20 [--seed 0] [--quiet-ms 5]
     python -m benchmarks.runs.fuzz_runs --only 17          # one case again, whose files are kept
@@ -15,7 +15,7 @@ Settings that do not agree must be refused by a `UserError` that names one of th
 
 Loop lag is measured from the first episode to the end, and at the same time in a process that does nothing. Its 99th
 percentile over all cases should be below 20 ms. Cases in which the 99th percentile of the idle process was above
-`--quiet-ms` are counted apart, as on a busy machine the scheduler delays everybody. Writes results/fuzz_runs.json. A
+`--quiet-ms` are counted separately, because a busy machine delays all processes. Writes results/fuzz_runs.json. A
 failing case prints the command that repeats it.
 """
 
@@ -69,11 +69,11 @@ class Case:
     config: dict[str, Any]
     kills: int
     refused: list[str] = field(default_factory=list)
-    """Settings drawn before, which do not agree: the messages."""
+    """Error messages for settings that were drawn before and contradict each other."""
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The dimensions that results count."""
+        """Dimensions by which results are counted."""
         config = validated(RunConfig, self.config, f"seed {self.seed}")
         return {
             "mode": config.staleness.mode,
@@ -159,7 +159,7 @@ class Runner:
         self._idle = IdleLag()
 
     def run(self, case: Case, folder: Path) -> dict[str, Any]:
-        """Play a case to its end, and return what was found; `problems` is empty if all is well."""
+        """Play a case to its end, and return its findings; `problems` is empty without any."""
         (folder / "config.yaml").write_text(json.dumps(case.config, indent=1))
         started = time.monotonic()
         self._idle.take()
@@ -183,7 +183,7 @@ class Runner:
         }
 
     def _play(self, case: Case, folder: Path) -> tuple[Outcome | None, int, list[str]]:
-        """Start the run, kill it as often as the case says, and wait for its end."""
+        """Start the run, kill it `kills` times, and wait for its end."""
         limit = LIMITS[case.labels["workers"]]
         rng, deadline, kills = random.Random(case.seed), time.monotonic() + limit, 0
         while True:
@@ -278,7 +278,7 @@ def _tail(folder: Path) -> str:
 
 
 class IdleLag:
-    """Lag of an event loop with nothing to do, in this process: how long the machine makes everybody wait."""
+    """Lag of an idle event loop in this process: the delay that the machine itself causes."""
 
     def __init__(self) -> None:
         self._lags: list[float] = []
@@ -318,7 +318,7 @@ def fuzz(seeds: Iterator[int], *, seconds: float, keep: Path | None = None) -> l
 
 
 def summary(results: list[dict[str, Any]], *, quiet_ms: float) -> dict[str, Any]:
-    """Return the counts and the lags of all cases, and the cases with a problem whole."""
+    """Return the counts and lags of all cases, and all details of cases with a problem."""
     quiet = [result for result in results if (result["idle_lag_p99_ms"] or 0.0) <= quiet_ms]
     return {
         "cases": len(results),

@@ -1,4 +1,4 @@
-"""Draw random settings from the schema of the config, so that new options join by themselves."""
+"""Draw random settings from the schema of the config, so that new options are included automatically."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ LEFT_OUT = {
     "placement.n_gpus placement.nnodes placement.gpu placement.learner_gpus placement.layout": "there are no GPUs",
     "rendering.chat_template rendering.tool_format": "belong to a model",
 }
-"""Settings that are not drawn, and why."""
+"""Reasons for settings that are not drawn."""
 _LEFT_OUT = tuple(key for keys in LEFT_OUT for key in keys.split())
 
 
@@ -119,7 +119,7 @@ def is_drawn(key: str) -> bool:
 
 
 def settings(rng: random.Random) -> dict[str, Any]:
-    """Return random values of random settings, by dotted key. They need not agree with each other."""
+    """Return random values of random settings, by dotted key. They may contradict each other."""
     drawn: dict[str, Any] = {}
     for key, annotation, default in fields(RunConfig):
         if not is_drawn(key) or key in RANGES:

@@ -22,7 +22,7 @@ from agentloop.recipes.tiny.tokenizer import build_tokenizer
 tokenizer = cache(build_tokenizer)
 END = "<|im_end|>"
 _TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Unused, as the gateway speaks HTTP; each client would make one of its own, which holds the loop for milliseconds."""
+"""Unused, because the gateway speaks HTTP. Without it each client would make one, which blocks the loop."""
 
 
 def tasks(num: int) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def tasks(num: int) -> list[dict[str, Any]]:
 
 
 def script(trajectory_id: str, turn: int, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-    """Call the tool once or often, well or badly, ramble, or answer; the seed of the turn decides."""
+    """Draw a turn from its seed: valid or invalid calls, one or several, rambling, or an answer."""
     chance = random.Random(params.seed)
     a, b = [*re.findall(r"\d+", tokenizer().decode(list(prompt)).rpartition("<|im_start|>user")[2]), "1", "2"][:2]
     call = f'<tool_call>\n{{"name": "add", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
@@ -76,7 +76,7 @@ def reward(
 
 
 async def solve(task: Mapping[str, Any], model: Endpoint) -> AgentResult:
-    """Hold several conversations, go on with some, rewrite some, ask for several answers; give up now and then."""
+    """Hold several conversations: continue some, rewrite some, request several answers, and sometimes give up."""
     chance = random.Random()
     headers = {"Authorization": f"Bearer {model.api_key}"}
     async with httpx.AsyncClient(base_url=model.base_url, headers=headers, timeout=600, verify=_TLS) as client:

@@ -3,8 +3,8 @@
     python -m benchmarks.runs.self_play nim | pennies [--seeds 0 1 2] [--set KEY=VALUE ...]
 
 nim: Nim is solved. A move is optimal if the nim-sum after it is 0; each position with another nim-sum has such a move.
-The share is that of the moves of the model, at temperature 1, in those positions of an evaluation. Its opponent is
-drawn for each game, a perfect player or a random one, and the model begins every other game.
+The share is over the model's moves, at temperature 1, in the positions of an evaluation that have an optimal move. Its
+opponent is drawn for each game, a perfect player or a random one, and the model begins every other game.
 
 pennies: the probability of heads in each seat at each evaluation, from the log-probabilities of the sampled tokens.
 
@@ -44,7 +44,7 @@ def optimal_share(episodes: Iterable[Trajectory]) -> dict[str, float]:
 
 
 def heads_by_seat(episodes: Iterable[Trajectory]) -> dict[str, float]:
-    """Return the probability of heads in each seat. All turns of a seat have the same prompt, so one tells it."""
+    """Return the probability of heads in each seat. All turns of a seat have the same prompt, so one turn suffices."""
     found: dict[str, float] = {}
     for episode in episodes:
         probability = float(np.exp(np.asarray(episode.logprobs)[np.asarray(episode.loss_mask)].sum()))

@@ -39,7 +39,7 @@ def caches(folder: Path) -> dict[str, str]:
 
 
 def train(config: str, model: str, overrides: list[str], environment: dict[str, str], folder: Path) -> dict[str, Any]:
-    """Run one step; return the seconds until it has ended, until the process has, and those of the parts."""
+    """Run one step; return the seconds until it ends, until the process ends, and those of each part."""
     arguments = [
         "train",
         config,
@@ -85,7 +85,7 @@ def serve(model: str, options: dict[str, Any], environment: dict[str, str], log:
 
 
 def _wait_for_answer(server: subprocess.Popen[bytes], port: int, model: str) -> None:
-    """Ask for one token until the server answers. Raises `RuntimeError` if it ends or takes too long."""
+    """Request one token until the server answers. Raises `RuntimeError` if it ends or takes too long."""
     deadline = time.monotonic() + _LONGEST
     body = {"model": model, "prompt": "1", "max_tokens": 1}
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:

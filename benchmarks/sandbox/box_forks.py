@@ -1,4 +1,4 @@
-"""Measure copies of boxes, and boxes that start while other episodes play, in alternation in one sitting.
+"""Measure copies of boxes, and boxes that start while other episodes play, alternating in one run.
 
     python -m benchmarks.sandbox.box_forks [--providers rootfs docker] [--rounds 5]
 

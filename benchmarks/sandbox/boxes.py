@@ -1,10 +1,10 @@
-"""Measure boxes of all providers in one sitting: starts a second, commands, and the memory of many at once.
+"""Measure boxes of all providers in one run: starts per second, commands, and the memory of many at once.
 
     scripts/with-docker python -m benchmarks.sandbox.boxes [--providers rootfs docker] [--starts 100] [--alive 64]
 
 All boxes have the image builtin:busybox. `starts_per_second` counts start and stop, with four in flight. Docker's own
-command line runs `docker run --rm IMAGE true` one after the other, as a user would. Each provider takes its turn in
-every round, so that all see the same machine; figures are medians of the rounds.
+command line runs `docker run --rm IMAGE true` one after the other, as a user would. The providers alternate in every
+round, so the load of the machine affects all alike; figures are medians of the rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generate load with little CPU time, beside the server: one process, one thread, plain sockets.
+"""Generate load with little CPU time on the server's machine: one process, one thread, plain sockets.
 
 It runs in its own process (`measure`), so its work does not block an event loop under measurement.
 """

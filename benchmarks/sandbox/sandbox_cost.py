@@ -1,7 +1,7 @@
 """Measure processor time and page faults of an execution in a slot, beside a bare fork of a warm interpreter.
 
-On a busy machine they say more than rates. A bare fork server has no isolation, limits or HTTP: it forks, runs the code
-and reads two pipes. `daemon` is the processor time of the daemon for a request over HTTP, without its slots.
+On a busy machine they are more reliable than rates. A bare fork server has no isolation, limits or HTTP: it forks, runs
+the code and reads two pipes. `daemon` is the processor time of the daemon for a request over HTTP, without its slots.
 
 python -m benchmarks.sandbox.sandbox_cost [--executions 1000]
 """

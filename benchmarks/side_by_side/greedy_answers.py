@@ -3,8 +3,8 @@
     python -m benchmarks.side_by_side.greedy_answers MODEL TASKS [--dtype bfloat16] [--tasks 64] [--engine vllm]
 
 The first turn of each held-out task is sampled at temperature 0. Writes results/greedy_answers_DTYPE.json: how many
-answers are equal token for token, and for each that is not, the difference of the two tokens' log-probabilities where
-they part, by plain transformers in float32. A small difference is a tie that rounding decides.
+answers are equal token for token, and for each that is not, the difference of the two tokens' log-probabilities at the
+first difference, by plain transformers in float32. A small difference is a tie that rounding decides.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def by_serve(model: str, prompts: list[list[int]], dtype: str, memory: float) ->
 
 
 def margins(model: str, prompts: list[list[int]], one: list[list[int]], other: list[list[int]]) -> list[float]:
-    """Return, for each pair that differs, how far apart the two tokens' log-probabilities are where they part."""
+    """Return the difference of log-probabilities at the first token that differs, for each unequal pair."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device).eval()
     found = []

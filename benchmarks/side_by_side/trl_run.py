@@ -2,8 +2,8 @@
 
     python -m benchmarks.side_by_side.trl_run MODEL DATA CURVE [--steps 60] [--seed 0] [--engine vllm|transformers]
 
-MODEL is the folder of the cold start, DATA the folder of `agentloop.recipes.smollm2.prepare`. Of our code TRL uses the
-code interpreter, its sandbox, and the comparison of answers. CURVE gets a JSON line for each step: `step`, `seconds` of
+MODEL is the folder of the cold start, DATA the folder of `agentloop.recipes.smollm2.prepare`. TRL uses our code
+interpreter, its sandbox, and our comparison of answers. CURVE gets a JSON line for each step: `step`, `seconds` of
 training without evaluations, `reward`, and `eval_reward` after an evaluation.
 """
 
@@ -74,7 +74,7 @@ def reward(completions: list[Any], answer: list[Any], **_: Any) -> list[float]:
 
 
 def rows(path: Path) -> Dataset:
-    """Read tasks as TRL wants them."""
+    """Read tasks in the format of TRL."""
     tasks = [json.loads(line) for line in path.read_text().splitlines()]
     return Dataset.from_list([{"prompt": task["prompt"], "answer": str(task["answer"])} for task in tasks])
 

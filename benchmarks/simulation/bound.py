@@ -3,7 +3,7 @@
 T(v) is the end of the v-th training step. Groups begin in the order of the dataset, and each step trains B of them. A
 group that begins with the weights of version v is trained in step v + s + 1 at the latest (s is `max_staleness`). At
 most (s + 1) * B groups are admitted and untrained. So block b (the groups b * B to b * B + B - 1) begins at version
-b - s at the earliest and at version b at the latest, and is trained by T(b + s + 1). For every policy follows:
+b - s at the earliest and at version b at the latest, and is trained by T(b + s + 1). Therefore, for every policy:
 
     T(b + s + 1) >= T(b - s) + the longest episode of block b alone on the machine + a training step
     T(t)         >= T(u) + the work of the blocks u + s to t - s - 1, which begin and end between

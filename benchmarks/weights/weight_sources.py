@@ -109,7 +109,7 @@ class Sent:
         self._rendezvous: Any = None
 
     def fill(self) -> SharedWeights:
-        """See `Source.fill`: also the way here."""
+        """Fill the shelf, and send it to this process."""
         self._rendezvous, places = pickle.loads(bytes.fromhex(self._asked("fill")))
         self._asked("send")
         return BroadcastWeights(self._rendezvous, 1, _HERE, places).shared(self._shelf)

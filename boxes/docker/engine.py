@@ -28,7 +28,7 @@ _FIRST_PROCESS = ("/bin/sh", "-c", "while read -r line; do (:); done")
 """First process of a box. Each line that the owner writes makes it reap orphans that have ended. It ends when the
 owner's connection closes, and the box ends with it."""
 _CAPABILITIES = ("SYS_PTRACE",)
-"""Lets root in a box read the environment of other users' processes, which identifies a command's processes."""
+"""Lets root in a box read the environment of other users' processes, which marks the processes of a command."""
 _ENDED = re.compile(
     "no such (container|exec)|no (container|exec session) with|is not running|has been stopped", re.IGNORECASE
 )
@@ -256,8 +256,8 @@ class BoxEngine:
 def _raw(connection: Any) -> tuple[socket.socket, bytes]:
     """Return the socket of a connection that the SDK has opened, and the bytes that the SDK has already read.
 
-    The objects around the socket would close theirs. Output that arrives together with the headers of the answer is in
-    the buffer of the answer, no longer in the socket.
+    The SDK's objects would close the socket that they hold, so the result has a descriptor of its own. Output that
+    arrives together with the headers of the answer is in the buffer of the answer, no longer in the socket.
     """
     wrapped: socket.socket = getattr(connection, "_sock", connection)
     wrapped.setblocking(False)

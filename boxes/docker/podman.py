@@ -8,7 +8,7 @@ from agentloop.boxes.docker.engine import BoxEngine
 from agentloop.boxes.docker.provider import DockerProvider
 
 _COLUMNS = "pid,state,args"
-"""Podman's own columns: with options of ps it would run the box's ps, which an agent may have replaced."""
+"""Podman's own columns. With options of ps it would run the ps of the box, which an agent may have replaced."""
 
 
 class PodmanProvider(DockerProvider):

@@ -1,4 +1,4 @@
-"""Unpack archives and layers of images into directories, with owners and modes as far as this user may."""
+"""Unpack archives and layers of images into directories, with owners and modes as far as this user may set them."""
 
 from __future__ import annotations
 

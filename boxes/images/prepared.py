@@ -12,7 +12,7 @@ Made = TypeVar("Made")
 
 
 class PreparedImages(Generic[Made]):
-    """What `make` returned for each image. It runs in a thread, and again if it failed for an image."""
+    """Results of `make` for each image. It runs in a thread, and again if it failed for an image."""
 
     def __init__(self, make: Callable[[Image], Made]) -> None:
         self._make = make

@@ -34,7 +34,7 @@ _SHOWN_LINES = 8
 
 @dataclass(slots=True, frozen=True)
 class PythonImage:
-    """The contents that an image reference requests."""
+    """The Python version and the packages that an image reference names."""
 
     reference: str
     version: str

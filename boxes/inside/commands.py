@@ -1,4 +1,4 @@
-"""Run one command of a box, below a process that knows all that the command has started."""
+"""Run one command of a box, below a process that tracks all its descendants."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _SIZE = (40, 120)
 def supervise(request: dict[str, Any], streams: Sequence[int]) -> NoReturn:
     """Run a command in a child, and end as it does: with its exit status, or 128 + N for signal N.
 
-    What the command leaves behind becomes a child of this process until it ends, so it can be found and killed with the
-    command. `streams` are its stdin, stdout and stderr; a command with a terminal gets a new one, whose content goes
-    over the first two.
+    Processes that outlive the command become children of this one until they end, so they can be found and killed with
+    the command. `streams` are its stdin, stdout and stderr; a command with a terminal gets a new one, whose content
+    goes over the first two.
     """
     libc.become_subreaper()
     terminal = os.openpty() if request["tty"] else None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def receive(stream: BinaryIO, target: str) -> None:
-    """Unpack a tar stream below the directory `target`, which is made. Everything belongs to root. Raises `OSError`."""
+    """Unpack a tar stream into the directory `target`, which is created. Root owns everything. Raises `OSError`."""
     os.makedirs(target, exist_ok=True)
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:

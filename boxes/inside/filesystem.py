@@ -1,4 +1,4 @@
-"""The file system of a box: an image that is only read, below a layer of its own that is as large as it may be."""
+"""The file system of a box: a read-only image below a private layer of limited size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _STAGE = "/tmp"
-"""Directory over which the file system is put together, in a mount namespace of its own; any directory would do."""
+"""Mount point for assembling the file system, in a private mount namespace; any directory would do."""
 _ROOT = f"{_STAGE}/root"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = (
@@ -22,7 +22,7 @@ _LINKS = (
 _HOSTS = "127.0.0.1 localhost {name}\n::1 localhost\n"
 _NO_SETID_DEVICES = libc.MS_NOSUID | libc.MS_NODEV
 _FILES = 1 << 20
-"""Files that a box may make."""
+"""Maximum number of files in the private layer of a box."""
 
 
 def build_root(
@@ -31,8 +31,8 @@ def build_root(
     """Enter the file system of a box, and return a descriptor of its own layer.
 
     Needs CAP_SYS_ADMIN and a mount namespace of its own. `layers` are mounts or paths of root file systems, the
-    uppermost first. `workdir` is made. `content`, a stream of `layer.write`, fills the box's own layer. Raises
-    `OSError`.
+    uppermost first. `workdir` is created if missing. `content`, a stream of `layer.write`, fills the box's own layer.
+    Raises `OSError`.
     """
     libc.mount("none", "/", flags=libc.MS_REC | libc.MS_PRIVATE)
     # Paths may be below the directory that is covered next.
@@ -94,7 +94,7 @@ def _mount_kernel_files(devices: Sequence[tuple[str, int]], storage_mb: int) -> 
 
 
 def _directory(path: str) -> None:
-    """Make a directory that programs of an image rely on; an image can have anything there, such as a link."""
+    """Create a directory that programs of an image rely on. The image can have something else there, such as a link."""
     if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
         os.unlink(path)
     if not os.path.isdir(path):

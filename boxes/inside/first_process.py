@@ -35,7 +35,7 @@ class FirstProcess:
     """Serves the owner of a box."""
 
     def __init__(self, control: socket, own_layer: int) -> None:
-        """`own_layer` is a descriptor of the directory that has what differs from the image."""
+        """`own_layer` is a descriptor of the directory that has all differences from the image."""
         self._control = control
         self._layer = own_layer
         with open("/proc/self/setgroups") as file:
@@ -135,7 +135,7 @@ class FirstProcess:
         return next((pid for pid, own in self._children.items() if own == number), None)
 
     def _kill_command(self, number: int) -> None:
-        """Kill a command and all that it has started; everything in the box if that does not come to an end."""
+        """Kill a command and its descendants. If that does not finish, kill everything in the box."""
         supervisor = self._supervisor(number)
         if supervisor is None:
             return
@@ -151,14 +151,14 @@ class FirstProcess:
         self._kill_all()
 
     def _kill_all(self) -> None:
-        """Kill every other process, and wait until none is left: the orphans among them become children of this one."""
+        """Kill every other process, and wait until none is left. Orphans become children of this process."""
         cleanup.kill_namespace()
         end = time.monotonic() + _KILL_SECONDS
         while self._reap() and time.monotonic() < end:
             time.sleep(0.001)
 
     def _interrupt(self, number: int) -> None:
-        """Interrupt what a command has started; the command itself, if it has started nothing."""
+        """Interrupt the descendants of a command, or the command itself if it has none."""
         supervisor = self._supervisor(number)
         if supervisor is None:
             return
@@ -216,7 +216,7 @@ def _transfer(operation: str, path: str, fds: Sequence[int]) -> NoReturn:
 
 
 def _copy(own_layer: int, fds: Sequence[int]) -> NoReturn:
-    """Write what differs from the image to the first descriptor; the text of an error goes over the second."""
+    """Write the box's own layer to the first descriptor; the text of an error goes over the second."""
     try:
         with open(fds[0], "wb") as stream:
             layer.write(stream, own_layer)

@@ -1,6 +1,6 @@
 """The keeper: a process from which all boxes of an owner are forked, and which ends them when the owner ends.
 
-If started as root, every box gets a range of users of its own, and the files of its image are shown as theirs.
+If it runs as root, each box has its own range of users, which appear to own the files of its image.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _USERS = 1 << 16
 _FIRST_USER = 0x60000000
 _RANGES = 0x0FFF
-"""Ranges of host users for boxes: above those of container managers, below those of slots."""
+"""Range of host users for boxes: above those of container managers, below those of slots."""
 _CAPABILITIES = frozenset((0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31))
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, SYS_CHROOT, AUDIT_WRITE and
-SETFCAP: what the root of a container usually has, without devices and raw sockets."""
+SETFCAP: the usual capabilities of root in a container, without devices and raw sockets."""
 _MOUNTS = 16
-"""Layers whose descriptors fit into one message."""
+"""Maximum number of layers, whose descriptors have to fit into one message."""
 
 
 def main(control_fd: int, plan: dict[str, Any]) -> None:

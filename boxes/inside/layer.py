@@ -1,9 +1,9 @@
-"""Copy the layer of a box, which has all that differs from its image, into the layer of another one.
+"""Copy the layer of a box, which has all differences from its image, into the layer of another box.
 
 The stream has records: the length of a head in four bytes, the head in JSON, and the content of a file. Archives of
-tarfile would take five times as long. An empty head ends the stream. Besides files with owners, times and extended
-attributes it has what overlayfs keeps: files that are gone (devices 0:0), and directories that hide those of the image
-(an attribute). Users are those of the boxes.
+tarfile would take five times as long. An empty head ends the stream. It has files with owners, times and extended
+attributes, and the marks of overlayfs: deleted files (devices 0:0), and directories that hide those of the image (an
+attribute). User ids are those inside the boxes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 _OF_ONE_OVERLAY = "user.overlay."
 _KEPT_OF_OVERLAY = frozenset(f"{_OF_ONE_OVERLAY}{name}" for name in ("opaque", "redirect", "whiteout", "whiteouts"))
-"""Others say which file of the image a file was, and hold for one mount."""
+"""Other attributes name the file of the image that a file came from, and are valid for one mount only."""
 _LENGTH_BYTES = 4
 _CHUNK = 1 << 18
 
 
 def write(stream: BinaryIO, folder: int) -> None:
-    """Write the content of a directory, given as a descriptor. Files that go meanwhile are left out. Raises `OSError`.
+    """Write the content of a directory, given as a descriptor. Files deleted meanwhile are omitted. Raises `OSError`.
 
     The working directory of this process becomes `folder`.
     """
@@ -80,7 +80,7 @@ def _write_head(stream: BinaryIO, head: dict[str, Any]) -> None:
 
 
 def _write_file(stream: BinaryIO, path: str, seen: dict[int, str]) -> None:
-    """Write a file with the length that it has now; what it loses meanwhile becomes zeros."""
+    """Write a file with its current length; if it shrinks meanwhile, the rest becomes zeros."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
@@ -95,9 +95,9 @@ def _write_file(stream: BinaryIO, path: str, seen: dict[int, str]) -> None:
 
 
 def read(stream: BinaryIO, folder: str) -> None:
-    """Make the content of `folder` from a stream of `write`. Raises `OSError`.
+    """Create the content of `folder` from a stream of `write`. Raises `OSError`.
 
-    `folder` is the root directory meanwhile, which needs a right: no name or link of the stream leads out of it.
+    Meanwhile `folder` is the root directory (CAP_SYS_CHROOT), so no name or link of the stream leads out of it.
     """
     before = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     os.chroot(folder)
@@ -139,7 +139,7 @@ def _make(stream: BinaryIO, head: dict[str, Any]) -> None:
     elif "size" in head:
         _make_file(stream, path, head["size"])
     elif not stat.S_ISDIR(mode):
-        os.mknod(path, mode)  # a queue, or a file that is gone
+        os.mknod(path, mode)  # a FIFO, or the mark of a deleted file
     elif path != ".":
         os.mkdir(path)
     os.chown(path, *head["owner"], follow_symlinks=False)

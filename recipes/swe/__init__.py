@@ -1,1 +1,1 @@
-"""SWE tasks: bugs of Python packages, which the packages' own tests notice."""
+"""SWE tasks: bugs in Python packages that the packages' own tests detect."""

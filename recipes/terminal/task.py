@@ -26,7 +26,7 @@ def rows(
     separate: float = 0.2,
     image: str = DEFAULT_IMAGE,
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows of the tasks that `terminal_tasks` makes of these arguments."""
+    """Yield rows of the tasks that `terminal_tasks` creates with these arguments."""
     arguments: dict[str, Any] = {"seed": seed, "levels": list(levels), "max_steps": max_steps}
     arguments |= {"separate": separate, "image": image}
     key = hashlib.sha256(json.dumps([num_rows, arguments], sort_keys=True).encode()).hexdigest()[:16]

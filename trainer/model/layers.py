@@ -58,7 +58,7 @@ def _plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def run_plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Run a layer as transformers wrote it, with a new state for each sequence of the row."""
+    """Run a layer of transformers unchanged, with a new state for each sequence of the row."""
     with padded.reading(kwargs.get("padded")):
         return _plain(layer, *args, **kwargs)
 

@@ -134,7 +134,7 @@ def _logit_scale(config: Any) -> float:
 
 
 def _without_randomness(model: nn.Module) -> None:
-    """Set all probabilities of dropout and sizes of noise to 0, also where a layer reads them from an attribute."""
+    """Set all probabilities of dropout and sizes of noise to 0, including those in attributes of layers."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

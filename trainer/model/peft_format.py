@@ -50,7 +50,7 @@ def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoraConfig, 
         "inference_mode": True,
     }
     if experts:
-        # Of a mixture of experts, peft takes the names of linear layers in an MLP for those of its experts.
+        # In a mixture of experts, peft mistakes the names of linear layers in an MLP for those of experts.
         is_mlp = {name: name.rpartition(".")[2] in _MLP for name in linear}
         parameters = [f"{parent}.{name}" for parent, names in experts.items() for name in names]
         settings["target_parameters"] = sorted(parameters + [f"{name}.weight" for name in linear if is_mlp[name]])

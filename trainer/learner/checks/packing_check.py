@@ -34,7 +34,7 @@ _LENGTHS = (5, 23, 9)
 _PREFIX = 4
 """Tokens of the prefix that the second and third sequence share."""
 _ERRORS = (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError, LookupError)
-"""Exceptions that models raise for a call that they were not written for."""
+"""Exceptions that models raise for calls that they do not support."""
 
 
 @contextmanager

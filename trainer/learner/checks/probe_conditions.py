@@ -18,7 +18,7 @@ from agentloop.trainer.model.layers import run_plain
 
 @contextmanager
 def probing(model: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
-    """Let `model` run as transformers wrote it and in float32; restore everything afterwards, bit for bit."""
+    """Let `model` run with the code of transformers and in float32; restore everything afterwards, bit for bit."""
     layers, was_training = list(layers), model.training
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -100,7 +100,7 @@ def _short_windows(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _plain_forwards(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Undo compilation and activation checkpointing of layers: compiling a probe would take long for nothing."""
+    """Undo compilation and activation checkpointing of layers: compiling a probe would waste time."""
     prepared = {layer: layer.__dict__["forward"] for layer in layers if "forward" in layer.__dict__}
     for layer in prepared:
         layer.forward = partial(run_plain, layer)

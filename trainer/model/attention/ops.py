@@ -56,7 +56,7 @@ def packed_attention(
 
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge the attention with that to the sinks, which adds nothing but its share."""
+    """Merge the attention with that to the sinks, which only add to the denominator of the softmax."""
     merged = torch.logaddexp(lse, sinks.float()[:, None])
     return (out * (lse - merged).exp().t()[..., None]).to(out.dtype), merged
 

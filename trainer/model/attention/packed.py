@@ -32,7 +32,7 @@ def register(kernel: str = "sdpa", sequence: SequenceGroup | None = None) -> str
     """
     from transformers import AttentionInterface
 
-    # A name with "sdpa" would be refused for models that cannot use that of transformers.
+    # transformers refuses a name with "sdpa" for models that do not support its own sdpa.
     name = f"agentloop_{'torch' if kernel == 'sdpa' else kernel}" + ("" if sequence is None else f"_{sequence.name}")
     AttentionInterface.register(name, partial(packed_attention, kernel=kernel, sequence=sequence))
     return name

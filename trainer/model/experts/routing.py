@@ -1,8 +1,8 @@
 """Give the routers of a row the experts that the engine used, and count how the experts are loaded.
 
 This is router replay (R3, arXiv 2510.11370). The experts of a row reach each decoder layer as an argument, so
-checkpointing computes a layer again with the same experts. What a layer chose leaves it as a further output, so
-computing it again counts nothing twice.
+checkpointing computes a layer again with the same experts. Each layer returns its choice as a further output, so
+recomputing the layer counts nothing twice.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Routing:
         self.blocks = routing.prepare(model)
         """Number of the decoder layer -> its block of router and experts."""
         self.num_experts = max(map(routing.num_experts, self.blocks.values()), default=0)
-        """Number of experts of a layer; 0 for a model without routers that can be seen."""
+        """Number of experts of a layer; 0 for a model without routers that can be observed."""
         self.layers = sorted(self.blocks)
         """Numbers of the decoder layers with experts."""
         self.load: Tensor | None = None
-        """What the last forward chose, int64 [number of `layers`, num_experts + 2]: how many tokens each expert
+        """Choices of the last forward, int64 [number of `layers`, num_experts + 2]: how many tokens each expert
         computed, how many choices were replayed, and how many of these the router would not have made."""
         self.num_tokens: int | None = None
         """Tokens at the start of the row that count; None counts all."""
@@ -75,7 +75,7 @@ class Routing:
 
 
 def run_routed(layer: nn.Module, *args: Any, replayed: Tensor | None, **kwargs: Any) -> tuple[Any, Choice | None]:
-    """Run a layer as transformers wrote it; return its output, and its choice of experts if that is seen."""
+    """Run a layer of transformers unchanged; return its output, and its choice of experts if it can be observed."""
     block = next(module for module in layer.modules() if hasattr(module, "replayed_experts"))
     routing.set_replayed(block, replayed)
     out = type(layer).forward(layer, *args, **kwargs)

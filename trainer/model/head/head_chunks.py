@@ -73,7 +73,7 @@ class HeadGradient:
         self.weight = empty(weight, dtype=exact) if of_weight else None
         """[vocab, hidden_size], float32 with many chunks, else in the dtype of the weight.
 
-        Without tokens it is zeros, because other ranks wait for it.
+        It is zeros without tokens, because other ranks wait for it.
         """
         self._is_first = True
 

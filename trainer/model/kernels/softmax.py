@@ -91,7 +91,7 @@ def gradient_(
 
 
 class Softcapped:
-    """The functions of this module for logits that a model bends: z becomes cap tanh(z / cap), as in Gemma."""
+    """The functions of this module for soft-capped logits: z becomes cap tanh(z / cap), as in Gemma."""
 
     def __init__(self, cap: float) -> None:
         self._cap = cap
@@ -99,7 +99,7 @@ class Softcapped:
     def statistics(
         self, logits: Tensor, targets: Tensor, inverse_temperature: float, allowed: AllowedTokens | None = None
     ) -> Statistics:
-        """Return the statistics of bent logits; the logits stay as they are."""
+        """Return the statistics of capped logits. The logits do not change."""
         return statistics(self._bent(logits), targets, inverse_temperature, allowed)
 
     def gradient_(
@@ -112,7 +112,7 @@ class Softcapped:
         inverse_temperature: float,
         allowed: AllowedTokens | None = None,
     ) -> Tensor:
-        """Overwrite the logits with their gradient, through the bend."""
+        """Overwrite the logits with their gradient, through the soft cap."""
         bent = self._bent(logits)
         slope = 1 - (bent.float() / self._cap).square()
         grad = gradient_(bent, targets, found, grad_logprob, grad_entropy, inverse_temperature, allowed)

@@ -29,7 +29,7 @@ class Segments(NamedTuple):
     """Most keys that a query attends to, itself included; 0: no bound."""
     scale: float
     softcap: float = 0.0
-    """Scores s become softcap tanh(s / softcap); 0: they stay. Only the kernel `math` has it."""
+    """Scores s become softcap tanh(s / softcap); 0: no cap. Only the kernel `math` supports it."""
 
 
 class Kernel(NamedTuple):

@@ -23,7 +23,7 @@ class Found(NamedTuple):
 
 
 def prepare(model: nn.Module, *, kernels: bool) -> Found:
-    """Let the recurrent layers of a model start anew at each sequence of a row.
+    """Reset the state of recurrent layers at the start of each sequence of a row.
 
     Without `kernels` all of them read padded batches. Otherwise the log names those that have to, and why.
     """

@@ -1,8 +1,8 @@
 """Let the recurrent layers of transformers read packed rows, by kernels that know where each sequence begins.
 
-These layers call a convolution and a recurrence by names of their module, and hand their keyword arguments on to both.
-The functions here take their places. Only a prepared layer hands over `packed_starts`; for other layers they call what
-was there before, or plain torch where its kernel does not work.
+These layers call a convolution and a recurrence by names of their module, and pass their keyword arguments to both.
+The functions here replace them. Only a prepared layer passes `packed_starts`; for other layers they call the original
+function, or plain torch if its kernel does not work.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _in_place_of(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    # `theirs` is a kernel if its package is installed, also on a CPU and where the kernel does not work.
+    # `theirs` is a kernel if its package is installed, even on a CPU and if the kernel does not work.
     plain, works = inspect.unwrap(theirs), obstacle() is None
 
     def chosen(*args: Any, packed_starts: Tensor | None = None, **kwargs: Any) -> Any:
@@ -145,7 +145,7 @@ def _mamba2(
 
 
 def _not_fused(*_: Any, **__: Any) -> None:
-    """Stand for the kernel that computes a whole Mamba-2 layer; None lets the layer call its parts."""
+    """Replace the kernel that computes a whole Mamba-2 layer; None lets the layer call its parts."""
 
 
 _RECURRENCES: dict[str, Callable[..., Any]] = {

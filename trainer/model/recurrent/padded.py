@@ -34,7 +34,7 @@ def prepare(modules: Iterable[nn.Module]) -> None:
 
 @contextmanager
 def reading(layout: PaddedLayout | None) -> Iterator[None]:
-    """Divide the rows of recurrent layers into sequences as `layout` says."""
+    """Divide the rows of recurrent layers into the sequences of `layout`."""
     token = _LAYOUT.set(layout)
     try:
         yield

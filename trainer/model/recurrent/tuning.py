@@ -1,7 +1,7 @@
 """Compile the variants of a kernel of flash-linear-attention at the same time.
 
 Its kernels choose among up to 48 variants when they first run. Triton compiles these one after the other, which takes
-minutes for a model's first step; its cache on the disk spares later processes that.
+minutes in a model's first step. Later processes use Triton's cache on disk.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _MAX_THREADS = 16
 
 
 def compile_variants_in_parallel() -> None:
-    """Let all kernels of flash-linear-attention do so; a second call changes nothing. Raises `ImportError` without it.
+    """Compile the variants of all kernels of flash-linear-attention in parallel. A second call has no effect.
 
-    A variant that does not compile is left to the autotuner, which leaves it out.
+    The autotuner discards a variant that does not compile. Raises `ImportError` without that package.
     """
     from fla.ops.utils.cache import CachedAutotuner
 
