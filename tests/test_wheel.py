@@ -17,13 +17,20 @@ _PREFIXES = {"agentloop": "agentloop"} | {
     name: f"agentloop/{name}" for name in ("boxes", "envs", "recipes", "sandboxes", "tools", "trainer")
 }
 
+_OF_A_BUILD = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+
+def test_the_image_of_the_daemon_gets_all_that_the_wheel_is_built_from():
+    lines = (_ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+    assert {line[1:] for line in lines if line.startswith("!")} == {*_PREFIXES, *_OF_A_BUILD}
+
 
 def test_the_wheel_has_every_file_of_the_sources(tmp_path):
     listed = subprocess.run(
         ["git", "ls-files", *_PREFIXES], cwd=_ROOT, check=True, capture_output=True, text=True
     ).stdout.splitlines()
     # A copy, for the build leaves folders behind in its source.
-    for name in [*listed, "pyproject.toml", "setup.py", "README.md", "LICENSE"]:
+    for name in [*listed, *_OF_A_BUILD]:
         copy = tmp_path / "source" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes((_ROOT / name).read_bytes())
