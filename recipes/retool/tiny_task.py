@@ -2,7 +2,7 @@ r"""Tiny run of ReTool: the questions of the recipe `tiny`, answers in a `\boxed
 
     agentloop sft recipes/retool/tiny_sft.yaml
 
-makes the checkpoint from that of `tiny`, by a cold start on traces of which many answer without the tool.
+makes the checkpoint from that of `tiny`, by a cold start on traces, many of which answer without the tool.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from agentloop.types.messages import Message, ToolCall
 FACTS = ("mass", "age", "size", "value", "speed", "power")
 PLANETS = range(100, 500)
 HELD_OUT_SHARE = 8
-"""One of this many planets is in the evaluation only. The warm-up has no facts about these planets."""
+"""One in this many planets is only in the evaluation. The warm-up has no facts about these planets."""
 GUESS_SHARE = 0.3
 LISTENING_SHARE = 0.5
 _MAX_PASSAGE_CHARS = 1500

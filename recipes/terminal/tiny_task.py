@@ -2,7 +2,8 @@
 
     agentloop sft recipes/terminal/tiny_sft.yaml
 
-makes the checkpoint from that of `tiny`, by a warm-up on commands half of which do something else than asked.
+makes the checkpoint from that of `tiny`, by a warm-up in which half of the commands do something else than the
+instruction.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from agentloop.recipes.tiny.traces import drawn_rows
 from agentloop.types.messages import Message, ToolCall
 
 LISTENING_SHARE = 0.3
-"""Share of the warm-up's commands that are those of the instruction; the others belong to any other one."""
+"""Share of the warm-up's commands that follow the instruction; the others follow another one."""
 
 
 def trace(rng: random.Random) -> list[Message]:

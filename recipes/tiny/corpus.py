@@ -100,5 +100,5 @@ Search the web. Open the page. Read the file. Write text. The weather of the cit
 
 
 def corpus() -> list[str]:
-    """Return the texts twice, because the trainer makes a token only of chunks that it sees twice."""
+    """Return the texts twice, because the trainer turns only chunks that it sees twice into tokens."""
     return [CHAT, CODE, PROSE] * 2

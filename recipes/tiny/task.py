@@ -49,7 +49,7 @@ ASKED = tuple(operation for operation in OPERATIONS if operation.noun != "produc
 CARRIERS = ("What is the {}?", "Compute the {}.", "Find the {}.", "Tell me the {}.")
 
 _HELD_OUT_SHARE = 8
-"""One of this many number pairs is held out for evaluation."""
+"""One in this many number pairs is held out for evaluation."""
 
 
 def is_held_out(a: int, b: int) -> bool:
