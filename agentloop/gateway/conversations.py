@@ -180,6 +180,8 @@ class Conversations:
 
 
 def _images_before(turn: Turn) -> list[Any]:
+    if not turn.stream.images:
+        return []
     return [image for segment in turn.stream.segments if segment.end <= turn.end for image in segment.images]
 
 

@@ -105,6 +105,8 @@ class Session:
 
     async def complete_all(self, request: ModelRequest) -> list[Completion]:
         """Sample the `n` turns of a request. The first failure cancels the others and raises its `ApiError`."""
+        if request.n == 1:
+            return [await self.complete(request)]
         turns = [asyncio.ensure_future(self.complete(request, index)) for index in range(request.n)]
         try:
             return await asyncio.gather(*turns)

@@ -13,6 +13,7 @@ from agentloop.gateway.turns.errors import ApiError
 from agentloop.types.messages import Content, ImagePart, Message, TextPart, text_of
 from agentloop.vision.decoding import ImageBudget
 
+_sorted_json = json.JSONEncoder(sort_keys=True).encode
 _MAX_SAFE_INTEGER = 2**53
 """Integer above which JavaScript rounds."""
 
@@ -102,7 +103,7 @@ def conversation_keys(messages: Sequence[Message], before: bytes) -> list[bytes]
                     image = part["image"]
                     pixels = hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest()
                     meaning.append([image.size, image.mode, pixels])
-        digest.update(json.dumps(meaning, sort_keys=True).encode())
+        digest.update(_sorted_json(meaning).encode())
         before = digest.digest()
         keys.append(before)
     return keys
