@@ -25,7 +25,8 @@ _BUILD = Path(__file__).parents[1] / "build"
 def python_with() -> Callable[..., str]:
     """Call as python_with(folder, *requirements): the Python of a virtual environment below build/ that has them.
 
-    It is one of the interpreter `base`. `without_requirements_of` is one more requirement, whose own are not installed.
+    It is an environment of the interpreter `base`. `without_requirements_of` is a further package, installed without
+    its requirements.
     """
 
     def made(folder: str, *requirements: str, base: str = sys.executable, without_requirements_of: str = "") -> str:
@@ -47,7 +48,8 @@ def python_with() -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def installed_env() -> Iterator[Callable[[str], str]]:
-    """Call as installed_env(name): what `agentloop envs install` makes, below build/; environments find it, too."""
+    """Call as installed_env(name): the interpreter that `agentloop envs install` makes, below build/. Environments use
+    it."""
     from agentloop.envs.workers.interpreters import install, installed
     from agentloop.envs.workers.packages import PACKAGES
 
@@ -79,8 +81,8 @@ def program_from_npm() -> Callable[[str, str], str]:
 
 @pytest.fixture(scope="session")
 def verl_package() -> Path:
-    """A folder from which verl itself can be imported: with what that needs beside our own packages, and no more, since
-    the rest of its requirements does not agree with them."""
+    """A folder from which verl can be imported. It has only the requirements that our packages lack, because others
+    conflict with ours."""
     folder, packages = _BUILD / "verl-0.9.1", ("verl==0.9.1", "tensordict==0.15.3", "pyvers==0.2.3")
     done = folder / "installed"
     with _one_at_a_time(folder.name):
@@ -92,7 +94,7 @@ def verl_package() -> Path:
 
 
 def _one_at_a_time(folder: str) -> FileLock:
-    """What one process of pytest makes below build/, another one waits for."""
+    """Let processes of pytest wait for a folder below build/ that another one makes."""
     _BUILD.mkdir(exist_ok=True)
     return FileLock(_BUILD / f"{folder}.lock")
 

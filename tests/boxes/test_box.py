@@ -1,4 +1,4 @@
-"""What every box can do, whatever its provider."""
+"""Operations that boxes of every provider support."""
 
 import asyncio
 import os
@@ -151,7 +151,7 @@ async def test_a_cancelled_call_kills_its_command(box):
     assert "4721" not in (await box.exec("ps")).stdout
 
 
-async def test_what_a_command_leaves_behind_goes_on(box):
+async def test_processes_that_outlive_a_command_continue(box):
     result = await box.exec("sleep 4731 & echo started")
     assert result.stdout == "started\n"
     assert result.seconds < 10
@@ -195,7 +195,7 @@ async def test_files_and_directories_are_copied_out_without_links(box, tmp_path)
     assert (tmp_path / "single/name").read_text() == "1\n"
 
 
-async def test_what_does_not_exist_or_is_too_large_is_not_copied_out(box, tmp_path):
+async def test_missing_or_too_large_files_are_not_copied_out(box, tmp_path):
     with pytest.raises(BoxError, match="/no/such cannot be read from the box"):
         await box.download("/no/such", tmp_path / "out")
     await box.exec("head -c 20000 /dev/zero > /srv/large")
@@ -232,7 +232,7 @@ async def test_a_program_can_have_a_terminal(box):
 
 
 @pytest.mark.parametrize("tty", [False, True])
-async def test_what_a_shell_has_started_can_be_interrupted_and_the_shell_goes_on(box, tty):
+async def test_children_of_a_shell_can_be_interrupted_and_the_shell_continues(box, tty):
     shell = await box.spawn(["sh", "-i"] if tty else ["sh"], tty=tty)
     await shell.write(b"sleep 4751\n")
     while "sleep 4751" not in (await box.exec("ps")).stdout:  # noqa: ASYNC110 - nothing tells

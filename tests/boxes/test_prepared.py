@@ -1,4 +1,4 @@
-"""Boxes that are prepared once for several episodes, whatever their provider."""
+"""Boxes that are prepared once for several episodes, for every provider."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ async def test_the_last_one_gets_the_box_and_the_others_copies(provider, spec):
     await stop(found)
 
 
-async def test_a_box_that_nobody_has_taken_is_stopped_at_the_end(provider, spec):
+async def test_an_unclaimed_box_is_stopped_at_the_end(provider, spec):
     prepare = Preparation(provider, spec)
     prepared = PreparedBox(prepare, takers=3)
     found, _ = await taken(prepared, 1)

@@ -41,12 +41,12 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def steady(sums):
-    """The config of a run whose model says the same on any worker; overrides as on the command line."""
+    """The config of a run whose model samples the same on any worker; overrides as on the command line."""
     shutil.copy(_SUPPORT / "steady.py", sums / "steady.py")
 
     def config(*overrides):
         usual = [f"engine.options={{script: {sums}/steady.py:script}}", f"env.tools=[{sums}/steady.py:add]"]
-        # On a machine with much else to do a worker may be silent for long.
+        # On a busy machine a worker may be silent for long.
         usual += ["workers.hang_seconds=600", "workers.max_restarts=50", "workers.max_replays=50"]
         return load_config(RunConfig, sums / "config.yaml", [*usual, *overrides])
 
@@ -55,7 +55,7 @@ def steady(sums):
 
 @pytest.fixture(scope="module")
 def ray():
-    """Ray on this machine; workers find it running and leave it so."""
+    """Ray on this machine; workers use it and do not stop it."""
     import ray
 
     os.environ.setdefault("RAY_worker_niceness", "0")  # as `connect` does

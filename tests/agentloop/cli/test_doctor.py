@@ -53,7 +53,7 @@ def test_a_report_of_this_machine_has_a_line_for_everything(capsys):
     ("names", "code"),
     [([], 0), (["vllm"], 1), (["slots"], 0), (["slots", "vllm"], 1), (["torch"], 0), (["train"], 0)],
 )
-def test_the_exit_code_is_that_of_what_was_asked_for(findings, names, code):
+def test_the_exit_code_depends_on_the_named_features(findings, names, code):
     assert exit_code(*names) == code
 
 

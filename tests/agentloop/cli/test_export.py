@@ -52,7 +52,7 @@ def test_a_saved_model_has_the_config_of_its_base_and_is_readable_by_others(run,
     assert set(modes.values()) == {plain}, modes
 
 
-def test_export_writes_the_type_that_is_asked_for(run, sums):
+def test_export_writes_the_requested_dtype(run, sums):
     assert agentloop("export", run, sums / "half", "--dtype", "bfloat16") == 0
     assert json.loads((sums / "half" / "config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(sums / "half").dtype == torch.bfloat16

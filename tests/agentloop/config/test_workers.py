@@ -24,7 +24,7 @@ def test_a_worker_has_whole_gpus_or_a_part_of_one(sums):
         gpus(1.5)
 
 
-def test_vllm_is_told_its_part_of_a_gpu(sums):
+def test_vllm_gets_its_part_of_a_gpu(sums):
     def options(*overrides):
         config = load_config(RunConfig, sums / "config.yaml", ["workers.kind=ray", *overrides])
         return resolve(config, Facts(model=Path("m"))).engine.options

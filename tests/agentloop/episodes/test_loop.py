@@ -269,7 +269,7 @@ _NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
 
 
 @pytest.mark.parametrize("reward", _NOT_FINITE)
-def test_rewards_that_are_not_finite_are_failures_of_whoever_gave_them(play, reward):
+def test_rewards_that_are_not_finite_are_failures_of_their_source(play, reward):
     class Env(Talk):
         async def step(self, message):
             return Observation(), reward, True, False

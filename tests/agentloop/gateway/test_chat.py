@@ -208,7 +208,7 @@ async def test_logprobs_ids_and_usage(recorder, serving, ids_of, tokenizer):
     assert answer.usage.total_tokens == len(engine.asked[0]) + len(choice.token_ids)
 
 
-async def test_a_cut_turn_has_no_calls_and_can_be_gone_on_from(recorder, serving, ask, ids_of):
+async def test_a_cut_turn_has_no_calls_and_can_be_continued(recorder, serving, ask, ids_of):
     engine = recorder(CALL + END, "ok" + END)
     messages = [{"role": "user", "content": "2 + 3?"}]
     async with serving(engine) as (client, session):

@@ -143,7 +143,7 @@ async def test_a_seed_of_the_client_gives_different_answers_of_one_request(recor
     assert [params.seed for params in engine.params] == [7, 8]
 
 
-async def test_one_of_several_answers_may_be_gone_on_from(recorder, serving):
+async def test_a_conversation_can_continue_from_one_of_several_answers(recorder, serving):
     engine = recorder("one" + END, "two" + END, "go on" + END)
     async with serving(engine) as (client, session):
         answer = await client.chat.completions.create(model="m", messages=QUESTION, n=2)

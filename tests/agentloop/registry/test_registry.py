@@ -27,7 +27,7 @@ def test_a_file_brings_its_own_advantage(tmp_path):
     assert advantages.get(spec) is advantages.get("best_of_three")
 
 
-def test_what_a_file_does_not_register_is_said(tmp_path):
+def test_a_name_that_a_file_does_not_register_is_reported(tmp_path):
     (tmp_path / "mine.py").write_text(_FILE.format(name="four"))
     with pytest.raises(UserError, match="no advantage 'unregistered'"):
         advantages.get(f"{tmp_path}/mine.py:unregistered")

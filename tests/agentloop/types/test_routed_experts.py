@@ -31,7 +31,7 @@ def test_known_experts_stay_and_new_ones_follow():
     assert trajectory.num_routed == 5
 
 
-def test_a_turn_that_two_engines_sampled_keeps_what_the_first_one_said():
+def test_a_turn_that_two_engines_sampled_keeps_the_experts_of_the_first():
     assert joined(None, None) is None
     assert joined(experts(2, [1]), None) == experts(2, [1])
     whole = joined(experts(2, [1, 2]), experts(2, [5, 6, 7]))

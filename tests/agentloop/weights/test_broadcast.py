@@ -110,7 +110,7 @@ def test_a_receiver_that_dies_ends_the_group_and_the_others_meet_again(receivers
     again.abort()
 
 
-def test_who_waits_for_others_that_never_come_can_be_told_to_stop(receivers):
+def test_a_wait_for_receivers_that_never_come_can_be_stopped(receivers):
     sender = Sender(HERE, 2, "gloo", seconds=600)
     shelf = WeightShelf()
     shared = shelf.put(weights(0))
@@ -131,7 +131,7 @@ def test_who_waits_for_others_that_never_come_can_be_told_to_stop(receivers):
     assert "the group has ended" in failures[0]
 
 
-def test_what_never_comes_is_not_waited_for_longer_than_is_said():
+def test_a_wait_for_weights_that_never_come_ends_at_its_limit():
     shelf = WeightShelf()
     with pytest.raises(BroadcastFailed, match=r"no transfer for 0\.2 s"):
         Sender(HERE, 1, "gloo", seconds=0.2).send(shelf.put(weights(0)))

@@ -98,7 +98,7 @@ def test_what_was_filled_again_is_not_taken_for_what_it_was(reader):
     assert same(reader(shelf.put(interrupted()))[1], weights_of(2))
 
 
-def test_other_weights_are_mapped_anew(reader):
+def test_other_weights_are_mapped_again(reader):
     shelf = WeightShelf(bucket_bytes=512)
     first = shelf.put(weights_of(0))
     assert same(reader(first)[1], weights_of(0))

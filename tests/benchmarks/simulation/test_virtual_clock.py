@@ -70,7 +70,7 @@ def test_what_a_thread_raises_is_raised():
     run(main())
 
 
-def test_a_deadlock_is_said_and_not_waited_for():
+def test_a_deadlock_is_reported_at_once():
     async def main():
         await asyncio.Event().wait()
 

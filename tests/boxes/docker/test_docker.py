@@ -1,4 +1,4 @@
-"""What boxes of a docker engine can do beyond the others, and that nothing of them is left."""
+"""Features of boxes of a docker engine that others lack, and their removal."""
 
 import asyncio
 import contextlib
@@ -89,7 +89,7 @@ async def test_a_program_that_survives_a_kill_is_reported(box):
         await box.kill_processes()
 
 
-async def test_storage_that_cannot_be_limited_is_said(provider, spec, caplog):
+async def test_storage_that_cannot_be_limited_is_reported(provider, spec, caplog):
     with caplog.at_level(logging.WARNING):
         box = await provider.start(replace(spec, storage_mb=100))
     await box.stop()
@@ -109,7 +109,7 @@ async def test_an_image_is_built_from_a_dockerfile(provider, spec, tree, tmp_pat
     await box.stop()
 
 
-async def test_an_image_that_cannot_be_had_is_one_clear_error(provider, tmp_path):
+async def test_an_unavailable_image_is_one_clear_error(provider, tmp_path):
     with pytest.raises(UserError, match="The image of a box is unavailable"):
         await provider.prepare(Image(reference="localhost:1/no/such:image"))
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY missing /\n")

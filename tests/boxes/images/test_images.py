@@ -241,7 +241,7 @@ async def test_a_dockerfile_is_built_and_its_layers_are_shared(tmp_path, context
         built = replace(spec, image=Image(dockerfile=other))
         assert await seen(provider, built, LOOK) == SEEN.replace("noted", "changed")
         assert len(set((tmp_path / "images").glob("sha256-*")) - trees) <= 2, "the layers below are the same"
-        monkeypatch.setenv("PATH", "/nowhere")  # what was built needs no program
+        monkeypatch.setenv("PATH", "/nowhere")  # the built image needs no program
         assert await seen(provider, built, "cat note") == "changed\n"
     finally:
         await provider.close()
@@ -285,7 +285,7 @@ def test_two_builds_at_once_build_once(tmp_path, context):
     assert len(list((tmp_path / "images").glob("built-*/image.json"))) == 1
 
 
-def test_what_cannot_be_built_is_one_clear_error(tmp_path, context, monkeypatch):
+def test_a_failed_build_is_one_clear_error(tmp_path, context, monkeypatch):
     store = ImageStore(tmp_path / "images")
     with pytest.raises(UserError, match=r"Dockerfile .*/nowhere/Dockerfile does not exist"):
         store.get(Image(dockerfile=tmp_path / "nowhere"))

@@ -1,4 +1,4 @@
-"""Boxes of daemons beyond what all boxes can do: several daemons, and the death of either side."""
+"""Boxes of daemons: several daemons, and the death of client or daemon."""
 
 import asyncio
 import contextlib

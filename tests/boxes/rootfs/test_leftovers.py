@@ -1,4 +1,4 @@
-"""Whatever is killed at whatever moment, nothing of a box is left on the machine."""
+"""Nothing of a box remains on the machine, no matter which process is killed and when."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What boxes without an engine can do beyond the others, and what they refuse."""
+"""Features of boxes without an engine that others lack, and their refusals."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Boxes of a user who is not root: what they can do, and the errors for what they cannot."""
+"""Boxes of a user who is not root: their features, and errors for those that need root."""
 
 import json
 import os

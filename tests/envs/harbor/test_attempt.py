@@ -183,7 +183,7 @@ async def test_a_health_check_holds_the_start(attempt):
         await attempt(environment={"healthcheck": check})
 
 
-async def test_a_lost_box_is_said(attempt):
+async def test_a_lost_box_is_reported(attempt):
     found = await attempt()
     await found.box.stop()
     with pytest.raises(BoxLostError):

@@ -60,7 +60,7 @@ def program(request, machine) -> bytes:
     return build_filter(machine, **KINDS[request.param])
 
 
-def test_other_architectures_are_killed_whatever_the_call(machine, program):
+def test_other_architectures_are_killed_for_any_call(machine, program):
     for other in {*MACHINES.values(), 0x40000003, 0} - {MACHINES[machine]}:
         for number in (*range(500), 1 << 30, (1 << 32) - 1):
             assert answer(program, machine, number, architecture=other) == "killed"

@@ -190,7 +190,7 @@ def test_auto_reports_the_selected_level(start):
     assert "isolation  slots: " in process.banner
 
 
-def test_start_logs_nothing_that_was_not_asked_for(start):
+def test_start_logs_nothing_by_default(start):
     process = start("--isolation", "auto")
     assert process.post("/run_code", {"code": "print(1)"}).status_code == 200
     wait_for(lambda: process.log.read_text())

@@ -1,4 +1,4 @@
-"""What a teacher behind a service cannot score."""
+"""Batches that a teacher behind a service cannot score."""
 
 import numpy as np
 import pytest

@@ -31,7 +31,7 @@ RANK = "ray::RankActor"
 
 
 @pytest.mark.parametrize(("ranks", "nodes", "fix"), [(3, 1, "learner.ranks=2"), (6, 2, "learner.ranks=4"), (4, 2, "")])
-def test_more_ranks_than_cores_are_warned_of(monkeypatch, caplog, ranks: int, nodes: int, fix: str):
+def test_a_warning_names_more_ranks_than_cores(monkeypatch, caplog, ranks: int, nodes: int, fix: str):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
     warn_of_few_cores(ranks, nodes)
     assert (f"learner.ranks is {ranks} on {nodes} nodes" in caplog.text) == bool(fix)
@@ -114,7 +114,7 @@ def test_a_rank_that_dies_before_all_have_joined_is_named(monkeypatch: pytest.Mo
 
 
 def test_ranks_meet_while_a_thread_still_waits_for_ranks_that_never_came():
-    """gloo waits for half an hour if a rank died after it told its address."""
+    """gloo waits for half an hour if a rank dies after it published its address."""
     store = process_group.listen(2)
     waiting = process_group.Rendezvous(process_group.THIS_HOST, store.port, 2, "cpu")
     begun = threading.Event()

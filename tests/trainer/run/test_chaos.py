@@ -1,6 +1,5 @@
-"""The run, the sandbox daemon, Ray's workers and its head are killed at random moments; the books still balance.
-
-What is done and what is checked is in benchmarks/runs/chaos.py, which does it for longer.
+"""The run, the sandbox daemon, Ray's workers and its head are killed at random moments; no episode is lost or counted
+twice. benchmarks/runs/chaos.py describes kills and checks, and runs for longer.
 """
 
 import random

@@ -26,7 +26,7 @@ def _trajectory(reward):
 
 
 class _Workers:
-    """Give each group the rewards that are said beforehand."""
+    """Workers that give each group predefined rewards."""
 
     policy_version = 0
 
@@ -41,7 +41,7 @@ class _Workers:
 
 
 async def _play(sums, sampling, *rewards, mode="on_policy"):
-    """A step of three groups: those that are trained, and all numbers."""
+    """Return the groups that a step of three trains on, and the numbers of all groups."""
     settings = [f"algorithm={{groups_per_step: 3, group_size: 2, dynamic_sampling: {sampling}}}"]
     config = load_config(RunConfig, sums / "config.yaml", [*settings, f"staleness.mode={mode}"])
     producer = Producer(config, _Workers(rewards), TaskSampler(10), Observer())
@@ -95,7 +95,7 @@ async def test_the_rounds_are_bounded(sums):
     assert metrics["sampling/rounds"] == 2
 
 
-async def test_where_weights_change_in_flight_a_group_without_use_is_replaced_at_once(sums):
+async def test_a_useless_group_is_replaced_at_once_if_weights_change_in_flight(sums):
     trained, _ = await _play(sums, "{}", _EQUAL, *[_UNEQUAL] * 10, mode="partial")
     assert [group.request.group_id for group in trained] == ["1-1", "1-2", "1-3"]
     trained, metrics = await _play(sums, "{max_rounds: 2}", *[_EQUAL] * 100, mode="partial")

@@ -1,4 +1,4 @@
-"""Rows with images and the model that is to see them: found out before anything is loaded or played."""
+"""Rows with images, and models that cannot see them: reported before anything is loaded or played."""
 
 from pathlib import Path
 

@@ -114,7 +114,7 @@ async def test_a_finished_run_is_left_as_it_is(sums):
     assert log.steps == []
 
 
-async def test_only_the_asked_number_of_trajectories_is_written(sums):
+async def test_only_the_configured_number_of_trajectories_is_written(sums):
     folder = await run(sums, "run.steps=1", "run.save_trajectories=5")
     with gzip.open(folder.trajectories / "step_000001.jsonl.gz", "rt") as file:
         assert len(list(file)) == 5
@@ -137,7 +137,7 @@ async def test_a_run_whose_episodes_mostly_fail_stops_with_the_reason_and_keeps_
     assert "reward.py:reward" in message
     assert f"run.folder={sums}/run" in message
 
-    # The reward is corrected; the run goes on after the last step that was whole.
+    # After a correction of the reward the run resumes after the last complete step.
     reward.write_text("def reward(trajectory, task):\n    return float(trajectory.num_turns)\n")
     import sys
 

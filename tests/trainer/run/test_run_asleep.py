@@ -67,7 +67,7 @@ def config(sums, *overrides):
 
 
 def comparable(folder):
-    """The lines of metrics.jsonl without what depends on the clock."""
+    """Return the lines of metrics.jsonl without times."""
     lines = RunFolder(folder).read_metrics()
     return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
 
@@ -107,7 +107,8 @@ async def test_results_are_those_of_a_run_without_sleep_byte_for_byte_also_after
 
 
 class Gpu:
-    """Has room for one of them: whoever takes it while the other has it, or works without it, is found out."""
+    """A GPU with memory for learner or engine. Asserts that only one of them holds it, and that none works without
+    it."""
 
     def __init__(self, monkeypatch):
         self.owners = {"engine"}
@@ -163,7 +164,7 @@ async def test_they_take_turns_in_every_mode(sums, tmp_path, monkeypatch, settin
     assert gpu.owners in ({"learner"}, set())
     if rounds is not None:
         assert gpu.turns == ["engine", "learner"] * rounds
-    # Saved and evaluated at other times, and gone on with.
+    # Resume, and save and evaluate at other times.
     gpu.owners = {"engine"}
     more = [SLEEP, "eval.every=3", "run.save_every=1", *settings]
     await train(config(sums, *more, "run.steps=7"), tmp_path / "run")

@@ -44,7 +44,7 @@ async def test_an_agent_written_with_the_openai_client_is_trained(tmp_path):
             assert trajectory.branches == []  # the agent only appends
             assert set(trajectory.versions[trajectory.loss_mask]) == {number - 1}
         assert any(_used_its_tool(trajectory) for trajectory in trajectories)
-        # The agent asks with seed=0 always; the episodes of a group differ all the same.
+        # The agent always requests seed=0; the episodes of a group still differ.
         assert len({trajectory.token_ids.tobytes() for trajectory in trajectories}) > 4
 
 

@@ -11,7 +11,7 @@ from benchmarks.simulation.virtual_clock import VirtualClockLoop
 
 
 class Workers:
-    """Episodes that take as many seconds as is said; those of a negative number fail at its time."""
+    """Episodes that take the given seconds; a negative number is an episode that fails at that time."""
 
     def __init__(self, *seconds):
         self.seconds = seconds

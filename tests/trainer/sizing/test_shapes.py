@@ -1,4 +1,4 @@
-"""The shapes that come with agentloop: as large as their models are said to be, and enough for plans of the recipes."""
+"""The built-in shapes have the published sizes, and suffice for plans of the recipes."""
 
 from importlib.resources import files
 

@@ -1,4 +1,4 @@
-"""The bound holds for any sequence of events, nothing waits for ever, and every group leaves exactly once."""
+"""The bound holds for any sequence of events, nothing waits forever, and every group leaves exactly once."""
 
 from collections import Counter
 
@@ -32,7 +32,7 @@ def test_the_newest_token_of_a_group_may_be_in_a_branch():
 
 
 class World:
-    """A run whose episodes end in the order that `choices` says; it notes the age of all that is trained."""
+    """A run whose episodes end in the order of `choices`. It records the ages of trained tokens."""
 
     def __init__(self, policy, choices):
         self.policy = policy
@@ -42,10 +42,10 @@ class World:
         self.number = 0
         self.trained = []
         self.ages = []
-        """Return the age of the oldest trained token, or of the youngest where old tokens are masked."""
+        """Age of the oldest trained token, or of the youngest if old tokens are masked, for each group."""
 
     def step(self):
-        """Until the next step was made."""
+        """Run until the next training step."""
         while True:
             if self.engine < self.queue.version and self.policy.may_swap(self.queue.admitted):
                 self.engine = self.queue.version
@@ -98,7 +98,7 @@ def test_no_group_is_older_than_the_bound_and_each_is_trained_once(policy, rng):
     assert len(world.trained) == len(set(world.trained)) == 12 * policy.groups_per_step
     if policy.when_late == "wait":
         assert world.queue.counts["dropped/late"] == 0
-        # Whoever was admitted first cannot be passed over for ever.
+        # The group admitted first cannot be passed over forever.
         assert set(range(max(world.number - (policy.max_staleness + 1) * policy.groups_per_step, 0))) <= set(
             world.trained
         )

@@ -36,7 +36,7 @@ async def test_every_family_is_solved_by_its_solution_only(tmp_path, tree):
     assert len(found) == 2 * len(NAMES) + 12
 
 
-def test_equal_seeds_make_equal_tasks_whatever_their_number(tmp_path):
+def test_equal_seeds_make_equal_tasks_for_any_number(tmp_path):
     few, many = list(terminal_tasks(tmp_path / "few", 10, seed=5)), list(terminal_tasks(tmp_path / "many", 30, seed=5))
     assert [folder.name for folder in few] == [folder.name for folder in many[:10]]
     for one, other in zip(few, many, strict=False):

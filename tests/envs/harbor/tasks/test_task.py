@@ -51,7 +51,7 @@ def test_legacy_keys_mean_what_they_meant(tmp_path):
     assert environment.network_mode is NetworkMode.NO_NETWORK
 
 
-def test_unknown_keys_are_told_once(tmp_path, caplog):
+def test_unknown_keys_are_logged_once(tmp_path, caplog):
     with_config(tmp_path, "[agent]\ntimeout_secs_of_another_age = 3\n")
     with caplog.at_level(logging.WARNING):
         HarborTask.load(tmp_path)

@@ -1,4 +1,4 @@
-"""No script, with whatever is in it, changes this machine, reaches it, sees its secrets or keeps the converter busy."""
+"""No script can change this machine, reach it, see its secrets or keep the converter busy."""
 
 import asyncio
 import os

@@ -38,7 +38,7 @@ def _config(folder: Path, **options: object) -> LearnerConfig:
     ],
 )
 def test_a_layer_with_a_state_is_named(family: str, layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """So it would be with a kind of layer that the learner does not know."""
+    """A kind of layer that the learner does not know is reported in the same way."""
     monkeypatch.setattr(recurrent_layers, "recurrent_modules", lambda model: [])
     expected = (
         f"The model {family} cannot be trained: its layer {layer} computes the sequences of a packed row differently"

@@ -96,7 +96,7 @@ def step(learner: Any, hf_folder: Path | None = None) -> dict[str, Any]:
 
 @contextmanager
 def _counted(messages: list[int]) -> Iterator[None]:
-    """Numbers in each message by which ranks get the whole of something."""
+    """Number of elements in each message with which ranks gather a whole tensor."""
     gather, broadcast = dist.all_gather_into_tensor, dist.broadcast
 
     def gathers(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

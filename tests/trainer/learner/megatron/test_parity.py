@@ -27,7 +27,7 @@ _TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def results(models: Path, tmp_path_factory: pytest.TempPathFactory, run_on_ranks: Callable[..., None]) -> Path:
-    """A folder with what each of four ranks found in each case."""
+    """A folder with the results of each of four ranks in each case."""
     out = tmp_path_factory.mktemp("results")
     run_on_ranks(4, _SCRIPT, models, out, timeout=900.0)
     return out

@@ -1,4 +1,4 @@
-"""Every tensor there and back, for any number of ranks, without any rank."""
+"""Tensors are equal after their conversion to Megatron's layout and back, for any number of ranks; none is started."""
 
 from pathlib import Path
 

@@ -35,7 +35,7 @@ def _files(folder: Path) -> list[str]:
         (True, [f"learner-rank0-step{step}.json.gz" for step in (2, 3, 5)]),
     ],
 )
-def test_profiles_of_steps_in_whatever_thread_they_run(tmp_path: Path, discrete: bool, expected: list[str]):
+def test_profiles_of_steps_in_any_thread(tmp_path: Path, discrete: bool, expected: list[str]):
     recorder = Recorder(RecordingConfig(folder=str(tmp_path), steps=(2, 3, 5), discrete=discrete), rank=0)
 
     def step(number: int) -> None:
@@ -67,7 +67,7 @@ def test_other_ranks_and_steps_leave_nothing(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_run_on_two_ranks_has_one_timeline_and_a_profile_of_the_rank_asked_for(sums: Path):
+async def test_a_run_on_two_ranks_has_one_timeline_and_a_profile_of_the_chosen_rank(sums: Path):
     overrides = ["run.steps=2", "learner.ranks=2", "run.loggers=[]", "eval.every=0"]
     profiler = ["profiler.timeline=true", "profiler.steps=[2]", "profiler.ranks=[1]"]
     config = load_config(RunConfig, sums / "config.yaml", [*overrides, *profiler])

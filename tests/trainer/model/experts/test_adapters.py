@@ -18,7 +18,7 @@ from tests.support.small_models import save_small_model
 from tests.support.tiny import random_batch
 
 _TARGETS = {"nemotron_h": ["up_proj", "down_proj", "q_proj"]}
-"""Where not all: peft refuses other linear layers of models with Mamba."""
+"""Targets of families whose other layers peft refuses, because they have Mamba layers."""
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "gpt_oss", "glm4_moe", "nemotron_h"])

@@ -51,8 +51,8 @@ def test_loss_and_gradients_match_float64(chunk_tokens: int | None, temperature:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_bent_logits_match_float64(temperature: float):
-    """A model with a soft cap bends its logits; both heads differentiate through the bend."""
+def test_soft_capped_logits_match_float64(temperature: float):
+    """Both heads differentiate through the soft cap of a model's logits."""
     hidden, weight, targets = _inputs()
     options = {"temperature": temperature, "chunk_tokens": 7, "vocabulary": Softcapped(1.5)}
     exact = _exact(hidden, weight, targets, temperature, cap=1.5)

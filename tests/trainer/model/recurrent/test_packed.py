@@ -28,7 +28,7 @@ FAMILIES = (
 
 @pytest.fixture(autouse=True)
 def with_kernels(monkeypatch: pytest.MonkeyPatch):
-    """Here plain torch stands for the package."""
+    """Replace the package by plain torch."""
     monkeypatch.setattr(packed, "obstacle", lambda: None)
 
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.usefixtures("ray"), pytest.mark.slow]
 
 
 async def until(condition):
-    """Nothing tells a test what happens in other processes."""
+    """Poll, because other processes do not notify a test."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 

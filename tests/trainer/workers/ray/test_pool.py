@@ -37,7 +37,7 @@ async def started(config) -> RayWorkers:
 
 
 def said(groups):
-    """All that must not depend on who played."""
+    """Return everything that must not depend on the worker that played."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     return [
         (t.trajectory_id, t.group_id, t.token_ids.tolist(), t.logprobs.tolist(), t.loss_mask.tolist(), t.reward)
@@ -50,14 +50,14 @@ def workers_of(workers):
 
 
 async def until(condition, playing=None):
-    """Nothing tells a test what happens in other processes. Raises what ended `playing`."""
+    """Poll, because other processes do not notify a test. Raises the error that ended `playing`."""
     while not condition():
         if playing is not None and playing.done():
             playing.result()
         await asyncio.sleep(0.02)
 
 
-async def test_with_workers_killed_at_random_every_order_is_answered_once_as_if_nothing_had_happened(steady):
+async def test_every_request_is_answered_once_although_workers_are_killed_at_random(steady):
     config = steady("engine.options.seconds_per_turn=0.1", "engine.max_concurrency=8")
     config = config.replace(workers=config.workers.replace(kind="ray", count=2))
     orders = make_requests("x", [place % 10 for place in range(24)], n=4, seed=0)
@@ -94,7 +94,7 @@ def make_engine_of(config):
     return make_engine(resolve(config, Facts(model=Path(config.model))))
 
 
-async def test_turns_that_were_handed_over_are_not_sampled_again(steady, sums):
+async def test_replayed_turns_are_not_sampled_again(steady, sums):
     workers = await started(steady())
     (sums / "gate").touch()  # all calls of the tool wait
     (order,) = make_requests("x", [3], n=4, seed=1)
@@ -151,7 +151,7 @@ def has_ended(pid):
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-async def test_an_order_that_kills_its_workers_is_given_up_and_the_others_are_played(steady, sums):
+async def test_a_request_that_kills_its_workers_is_given_up_and_the_others_are_played(steady, sums):
     config = steady("workers.max_replays=1")
     workers = await started(config)
     (sums / "deadly").touch()
@@ -211,7 +211,7 @@ async def test_weights_reach_every_worker_and_those_that_are_started_later(sums,
         t.token_ids.tolist() for g in new for t in g.trajectories
     ]
     assert {int(v) for group in again for t in group.trajectories for v in t.versions[t.loss_mask]} == {7}
-    # A worker that ends in the middle of a broadcast holds nobody up; the next one in its place gets the weights too.
+    # A worker that ends during a broadcast delays no other; its replacement gets the weights, too.
     first, second = workers_of(workers)
     first.maps = second.maps = False
     os.kill(second.pid, signal.SIGSTOP)
@@ -244,7 +244,7 @@ async def test_more_workers_than_cpus_are_refused(steady):
         await started(steady("workers={kind: ray, count: 99}"))
 
 
-async def test_aborted_orders_leave_their_room(steady, sums):
+async def test_aborted_requests_free_their_room(steady, sums):
     workers = await started(steady("engine.max_concurrency=4"))
     (sums / "gate").touch()
     playing = [asyncio.create_task(workers.play(order)) for order in make_requests("x", range(3), n=4, seed=1)]

@@ -120,7 +120,7 @@ async def test_a_worker_that_is_lost_in_a_broadcast_holds_nobody_up(publish):
     distributor.close()
 
 
-async def test_where_no_broadcast_gets_through_the_object_store_takes_over(publish, caplog):
+async def test_the_object_store_takes_over_if_no_broadcast_arrives(publish, caplog):
     distributor, one, other = made(), Worker(near=False), Worker(near=False)
     one.refuses = BroadcastFailed("no route")
     with caplog.at_level(logging.WARNING):
@@ -132,7 +132,7 @@ async def test_where_no_broadcast_gets_through_the_object_store_takes_over(publi
 
 
 @pytest.mark.parametrize(("weights", "way"), [("auto", "mapped"), ("broadcast", "broadcast"), ("objects", "store")])
-async def test_a_way_can_be_asked_for(publish, weights, way):
+async def test_a_transport_can_be_chosen(publish, weights, way):
     distributor, worker = made(weights=weights), Worker()
     await distributor.bring(publish(0), [worker])
     assert [found for found, *_ in worker.got] == [way]

@@ -21,7 +21,7 @@ async def test_a_package_of_the_index_becomes_tasks(package, tmp_path, provider)
     assert package.partition("==")[0] not in config.environment.docker_image, "the sound package would be there"
 
 
-async def test_what_the_index_does_not_have_is_said(tmp_path, provider):
+async def test_packages_missing_from_the_index_are_reported(tmp_path, provider):
     for package, options, says in [
         (
             "iniconfig==0.0.0.1",

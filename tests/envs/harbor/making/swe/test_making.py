@@ -59,7 +59,7 @@ async def test_tasks_hold_the_bug_and_nothing_of_the_sound_code(shapes, tmp_path
     assert [(each.problems, each.rewards) for each in found] == [([], {"solution": 1.0, "nothing": 0.0})] * 4
 
 
-async def test_equal_seeds_make_equal_tasks_whatever_is_tried_at_once(shapes, tmp_path, provider):
+async def test_equal_seeds_make_equal_tasks_for_any_concurrency(shapes, tmp_path, provider):
     one = await made(shapes, tmp_path / "a", 3, provider)
     two = await made(shapes, tmp_path / "b", 3, provider, SweOptions(runner="unittest", concurrent=5))
     names = files_of(tmp_path / "a")
@@ -98,7 +98,7 @@ async def test_what_the_agent_leaves_forges_no_reward(shapes, tmp_path, provider
     assert rewards == dict.fromkeys(ATTACKS, 0.0)
 
 
-async def test_a_correction_counts_whatever_became_of_the_tests(shapes, tmp_path, provider):
+async def test_a_correction_counts_even_if_the_agent_changed_the_tests(shapes, tmp_path, provider):
     (folder,) = await made(shapes, tmp_path / "tasks", 1, provider)
     attempt = Attempt(HarborTask.load(folder), provider)
     await attempt.start()
