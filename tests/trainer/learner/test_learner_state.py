@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentloop.config.learner import LearnerConfig
@@ -170,7 +171,16 @@ def test_a_hugging_face_folder_stands_on_its_own(tmp_path: Path):
     assert type(loaded).__name__ == "Qwen3ForCausalLM"
     parameters = dict(loaded.named_parameters())
     weights = dict(learner.weights())
-    assert parameters.keys() == weights.keys()
+    assert parameters.keys() == weights.keys() == load_file(out / "model.safetensors").keys()
     assert all(torch.equal(parameters[name], weights[name]) for name in weights)
     again = create(LearnerConfig(model=str(out), device="cpu"))
     assert np.array_equal(again.logprobs(_batch(1).samples)[0], learner.logprobs(_batch(1).samples)[0])  # type: ignore[attr-defined]
+
+
+def test_tied_weights_are_written_once_in_every_precision(tmp_path: Path):
+    config = LearnerConfig(model=str(_save_tiny_qwen3(tmp_path / "model")), device="cpu", save_dtype="bfloat16")
+    learner = FsdpLearner(config)
+    learner.save_hf(tmp_path / "out")
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert saved.keys() == dict(learner.weights()).keys()
+    assert "lm_head.weight" not in saved

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
@@ -131,11 +132,11 @@ def _read(state: dict[str, Any], folder: Path) -> None:
 
 
 def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerConfig) -> None:
-    """Write weights in `save_dtype`, config, and copies of the tokenizer and chat templates of `source`.
+    """Write weights in `save_dtype`, tied ones once, config, and copies of the tokenizer and templates of `source`.
 
     Adapters are merged into the weights, and also written separately to a folder `adapter`.
     """
-    state = policy.model.state_dict()
+    state = _without_repetitions(policy.model)
     dtype = saved_dtype(source, config.save_dtype)
     full = _gathered((name, value.to(dtype)) for name, value in lora.merged(policy.model, state.items()))
     trained = _gathered((name, value) for name, value in state.items() if lora.is_adapter(name))
@@ -146,6 +147,13 @@ def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerC
             copy_model_extras(source, target)
             if config.lora is not None:
                 peft_format.save_adapters(target / "adapter", trained, config.lora, source)
+
+
+def _without_repetitions(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state of a model with the first name only of each tied parameter."""
+    first = {name for name, _ in model.named_parameters()}
+    others = {name for name, _ in model.named_parameters(remove_duplicate=False)} - first
+    return {name: value for name, value in model.state_dict().items() if name not in others}
 
 
 def _gathered(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
