@@ -29,26 +29,6 @@ def test_a_program_edits_a_file_and_its_tokens_are_those_sampled(name, program_o
     assert ends_with_a_call or "I replaced it." in trajectory.answer
 
 
-def test_a_sub_agent_is_a_conversation_of_its_own(program_of):
-    harness = HARNESSES["claude-code"]
-    renderer = renderer_for(build_tokenizer())
-    edit = Editor(renderer, SCRIPTS["claude-code"])
-    task = {"description": "edit", "prompt": "SUBTASK: edit a.txt.", "subagent_type": "general-purpose"}
-    main = Editor(renderer, [("Agent", {**task, "run_in_background": False})])
-
-    class Both(Editor):
-        def turn_after(self, prompt):
-            asked = prompt.split("<|im_start|>assistant")[0]
-            return (edit if "SUBTASK" in asked else main).turn_after(prompt)
-
-    engine = Both(renderer, [])
-    trajectory = play(engine, harness="claude-code", program=program_of(harness), check=CHECK)
-    assert trajectory.reward == 1.0
-    streams = [trajectory, *trajectory.branches]
-    assert_trained_once(streams, engine.sampled)
-    assert sorted(stream.num_turns for stream in streams) == [2, 3]
-
-
 def test_a_program_of_another_version_stops_the_run(tmp_path):
     old = tmp_path / "codex"
     old.write_text("#!/bin/sh\necho codex-cli 0.1.2\n")
