@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+
+_OWNER = ".owner"
+"""File with the label of the process that made a folder with a short name."""
 
 
 def make(prefix: str, below: str | os.PathLike[str] | None = None) -> Path:
@@ -18,6 +24,31 @@ def make(prefix: str, below: str | os.PathLike[str] | None = None) -> Path:
         if is_dead(" ".join(folder.name.removeprefix(prefix).split("-")[:3])):
             shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{own_label().replace(' ', '-')}-", dir=top))
+
+
+@contextmanager
+def temporary(prefix: str) -> Iterator[Path]:
+    """Create a temporary folder with a short name for a block, and remove it afterwards.
+
+    The first block of a process removes the folders with the same prefix whose owners were killed. `.owner` in a folder
+    names its owner.
+    """
+    _remove_abandoned(prefix)
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as made:
+        folder = Path(made)
+        (folder / _OWNER).write_text(own_label())
+        yield folder
+
+
+@cache
+def _remove_abandoned(prefix: str) -> None:
+    for file in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_OWNER}"):
+        try:
+            owner = file.read_text()
+        except OSError:  # it has just been removed, or belongs to another user
+            continue
+        if owner and is_dead(owner):
+            shutil.rmtree(file.parent, ignore_errors=True)
 
 
 def own_label() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.interface.process import run_process
 from agentloop.errors import EnvError
+from agentloop.process import owned_folders
 
 
 async def run_command(command: Sequence[str], task: Mapping[str, Any], endpoint: Endpoint) -> AgentResult:
@@ -24,8 +24,8 @@ async def run_command(command: Sequence[str], task: Mapping[str, Any], endpoint:
 
     Raises `EnvError` if the command fails, and `UserError` if it cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="agentloop-agent-") as folder:
-        result = Path(folder, "result.json")
+    with owned_folders.temporary("agentloop-agent-") as folder:
+        result = folder / "result.json"
         variables = variables_of(endpoint) | {"AGENTLOOP_RESULT": str(result)}
         stdin = json.dumps(dict(task), default=str).encode()
         output = await run_process(command, os.environ | variables, stdin=stdin)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -31,6 +30,7 @@ from agentloop.envs.harbor.attempt import Attempt, BoxOptions, EarlyAttempt
 from agentloop.envs.harbor.env import check_row
 from agentloop.envs.harbor.verification.boxes import as_root
 from agentloop.errors import EnvError, UserError
+from agentloop.process import owned_folders
 
 if TYPE_CHECKING:
     from agentloop.boxes.interface.box import Box
@@ -189,8 +189,8 @@ async def _program_of(harness: Harness, program: str | None, box: Box, user: str
 
 async def _write_home(box: Box, user: str | None, files: Mapping[str, str]) -> None:
     """Create a home directory for a harness, with its configuration."""
-    with tempfile.TemporaryDirectory(prefix="agentloop-home-") as made:
-        home = Path(made, "home")
+    with owned_folders.temporary("agentloop-home-") as made:
+        home = made / "home"
         await asyncio.to_thread(write_files, home, files)
         await as_root(box, f"rm -rf -- {_HOME}; mkdir -p {_HOME}")
         await box.upload(home, str(_HOME))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from agentloop.envs.agent.harnesses.base import Harness
 from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.interface.process import run_process
 from agentloop.errors import EnvError, UserError
+from agentloop.process import owned_folders
 from agentloop.types.messages import text_of
 
 HARNESSES: dict[str, Harness] = {
@@ -77,8 +77,8 @@ class HarnessRun:
 
         Raises `EnvError` if it fails, and `UserError` if its version is not supported.
         """
-        with tempfile.TemporaryDirectory(prefix="agentloop-agent-", ignore_cleanup_errors=True) as made:
-            home, work = Path(made, "home"), Path(made, "work")
+        with owned_folders.temporary("agentloop-agent-") as made:
+            home, work = made / "home", made / "work"
             launch = self.harness.launch(_text_of(task), home, endpoint, self._compact_at)
             write_files(home, launch.files)
             write_files(work, task.get("files") or {})

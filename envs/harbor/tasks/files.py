@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
 from agentloop.boxes.interface.box import Box
 from agentloop.errors import UserError
+from agentloop.process import owned_folders
 
 _IGNORE = ".harborignore"
 
@@ -18,8 +18,8 @@ async def upload_selected(task: Path, folder: Path, box: Box, target: str) -> No
     Such files, in the syntax of .gitignore, may be in the folder and below it. Links within the task become copies of
     their targets.
     """
-    with tempfile.TemporaryDirectory(prefix="agentloop-files-") as made:
-        copy = Path(made, "files")
+    with owned_folders.temporary("agentloop-files-") as made:
+        copy = made / "files"
         shutil.copytree(folder, copy)
         _remove_ignored(copy)
         await box.upload(copy, target)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from agentloop.envs.harbor.verification.boxes import (
     without_excluded,
 )
 from agentloop.envs.harbor.verification.rewards import Rewards, VerifierError, read_rewards
+from agentloop.process import owned_folders
 
 _logger = logging.getLogger(__name__)
 _LOG_BYTES = 256 << 20
@@ -56,9 +56,9 @@ async def verify(
     await box.kill_processes()
     if start is None:
         return await _run_tests(step, box, logs)
-    with tempfile.TemporaryDirectory(prefix="agentloop-artifacts-") as kept:
+    with owned_folders.temporary("agentloop-artifacts-") as kept:
         sources = [*_with_default(step.artifacts), *(Artifact(source=path) for path in carried)]
-        found = [await _keep(box, each, Path(kept, str(number))) for number, each in enumerate(sources)]
+        found = [await _keep(box, each, kept / str(number)) for number, each in enumerate(sources)]
         fresh = await start()
         try:
             await make_folders(fresh)
@@ -87,8 +87,8 @@ async def _run_tests(step: TaskStep, box: Box, logs: Path | None) -> Rewards:
         await as_root(box, emptied(VERIFIER))
     if not has_tests:
         await as_root(box, f"rm -rf -- {TESTS}")
-    with tempfile.TemporaryDirectory(prefix="agentloop-verifier-") as made:
-        before, after = Path(made, "before"), Path(made, "after")
+    with owned_folders.temporary("agentloop-verifier-") as made:
+        before, after = made / "before", made / "after"
         await box.download(VERIFIER, before, max_bytes=_LOG_BYTES)
         if any((before / name).exists() for name in _REWARD_FILES):
             raise BoxError("the agent's box keeps a reward that was written before the tests ran")

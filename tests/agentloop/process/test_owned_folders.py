@@ -41,3 +41,31 @@ def test_owners_elsewhere_are_left_alone(tmp_path):
     mine = owned_folders.make("agentloop-x-", tmp_path)
     assert mine.name.startswith(f"agentloop-x-{namespace}-{pid}-{started}-")
     assert sorted(tmp_path.iterdir()) == sorted([elsewhere, mine])
+
+
+BLOCK = """
+import sys, tempfile, time
+tempfile.tempdir = sys.argv[1]
+from agentloop.process import owned_folders
+with owned_folders.temporary("agentloop-z-") as folder:
+    print(folder, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_the_folder_of_a_killed_block_goes_with_the_first_block_of_another_process(tmp_path):
+    def start():
+        pipe = subprocess.PIPE
+        owner = subprocess.Popen([sys.executable, "-c", BLOCK, tmp_path], stdin=pipe, stdout=pipe, text=True)
+        return owner, tmp_path / owner.stdout.readline().strip()
+
+    killed, abandoned = start()
+    alive, used = start()
+    killed.kill()
+    killed.communicate()
+    assert sorted(tmp_path.iterdir()) == sorted([abandoned, used])
+    last, own = start()
+    assert sorted(tmp_path.iterdir()) == sorted([used, own])
+    for owner in (alive, last):
+        owner.communicate("\n")
+    assert not list(tmp_path.iterdir())

@@ -18,6 +18,7 @@ from agentloop import boxes
 from agentloop.boxes.interface.archives import ArchiveBox
 from agentloop.boxes.interface.box import Box, BoxLostError, BoxProvider, Process
 from agentloop.errors import UserError
+from agentloop.process import owned_folders
 from agentloop.tools.serving.state.leases import Lease, Leases
 from agentloop.tools.serving.state.settings import Settings
 
@@ -114,7 +115,7 @@ class Boxes:
             yield
             return
         async with AsyncExitStack() as stack:
-            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentloop-images-")))
+            self._folder = stack.enter_context(owned_folders.temporary("agentloop-images-"))
             provider = boxes.create(self._settings.boxes, **self._settings.box_options)
             await provider.open()
             self._provider = provider
