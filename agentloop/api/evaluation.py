@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentloop.api.recipe import new_folder, run_name
+from agentloop.api.training import announce_libraries
 from agentloop.errors import UserError
 from agentloop.process.blocking import run_blocking
 from agentloop.process.quiet import quiet_libraries
@@ -118,6 +119,8 @@ def rollout_config(
     progress: bool = True,
 ) -> RolloutResult:
     """Play episodes with a config. If `played_by` is the folder of a run, its trained model plays."""
+    quiet_libraries()
+    announce_libraries(shown=progress)
     from agentloop.api.figures import summary
     from agentloop.api.progress import EpisodeProgress
     from agentloop.config.resolved import Facts, resolve
@@ -127,7 +130,6 @@ def rollout_config(
     from agentloop.trainer.workers.local import LocalWorkers
     from agentloop.types.trajectory_io import write_jsonl
 
-    quiet_libraries()
     if samples < 1 or (limit is not None and limit < 1):
         raise UserError(f"samples is {samples} and limit is {limit}: set both to 1 or more.")
     config, plays = _with_model(config, played_by, step)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.api.recipe import Method, run_name
-from agentloop.api.training import start_or_resume
+from agentloop.api.training import announce_libraries, start_or_resume
 from agentloop.process.quiet import quiet_libraries
 from agentloop.registry.extras import naming_extras
 
@@ -70,6 +70,7 @@ def fine_tune_config(
 ) -> RunResult:
     """Train on given answers with a config, in a new folder named `name` unless the config has one."""
     quiet_libraries()
+    announce_libraries(shown=progress)
     from agentloop.trainer.fine_tuning.train import fine_tune
 
     return start_or_resume(fine_tune, config, name, resume=resume, continue_with=continue_with, progress=progress)

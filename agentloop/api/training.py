@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -64,6 +65,7 @@ def train_config(
     `continue_with` returns the command or call that resumes the run in a folder.
     """
     quiet_libraries()
+    announce_libraries(shown=progress)
     from agentloop.trainer.run.train import placed, train
 
     config, placement = placed(config)
@@ -71,6 +73,12 @@ def train_config(
     return start_or_resume(
         train, config, name, resume=resume, continue_with=continue_with, progress=progress, lines=lines
     )
+
+
+def announce_libraries(*, shown: bool) -> None:
+    """Print that libraries are loading, which takes seconds, unless they are loaded already."""
+    if shown and "torch" not in sys.modules:
+        print("loading PyTorch and transformers ...", flush=True)
 
 
 def start_or_resume(

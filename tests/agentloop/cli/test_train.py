@@ -72,6 +72,7 @@ def test_a_run_that_is_stopped_prints_the_command_that_continues_it(sums, end, c
             line = process.stdout.readline()
             assert line, shown
             shown += line
+        assert shown.startswith("loading PyTorch and transformers ...\n")
         process.send_signal(end)
         rest, _ = process.communicate(timeout=120)
     finally:
