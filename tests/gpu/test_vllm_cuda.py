@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,6 +71,27 @@ async def test_two_engines_start_on_one_gpu_at_the_same_time(engine, tmp_path):
             assert len(got.ids) == 12
     finally:
         await asyncio.gather(*(each.close() for each in pair))
+
+
+async def test_tied_head_follows_the_embedding(tmp_path):
+    """Updates use vLLM's loader once, then copies. A test of restarts has a tied head on CPUs, where vLLM reloads."""
+    old, new = (_tests.random_model(seed, tied=True) for seed in (0, 1))
+    old.save_pretrained(tmp_path)
+    engine = _tests.VllmEngine(
+        tmp_path, dtype=str(_tests.DTYPE).removeprefix("torch."), max_model_len=_tests.LONGEST,
+        gpu_memory_utilization=0.3,
+    )  # fmt: skip
+    await engine.start()
+    try:
+        for version, model in enumerate((new, old, new), 1):
+            await engine.update_weights(TensorWeights(list(model.named_parameters())), version)
+            prompts = _tests.prompts_of(8)
+            found = await _tests.turns(engine, prompts, _tests.SamplingParams(max_tokens=12))
+            for prompt, got in zip(prompts, found, strict=True):
+                expected = _tests.reference(model, prompt, got.ids)[range(12), list(got.ids)]
+                np.testing.assert_allclose(got.logprobs, expected, atol=_tests.TOLERANCE)
+    finally:
+        await engine.close()
 
 
 globals().update({name: test for name, test in vars(_tests).items() if name.startswith("test_")})

@@ -86,16 +86,13 @@ def test_engine_without_tokenizer_raises(model):
     assert StopFinder(model).of(()) is None
 
 
-# In the engines: the model of a recipe, which answers "<answer>...</answer>".
+# In the engines: the model of a recipe, which answers "<answer>...</answer>". vllm/test_tokenizer.py has vLLM.
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["hf", pytest.param("vllm", marks=pytest.mark.vllm), "scripted"]
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["hf", "scripted"])
 async def engine(request):
     options = {
         "hf": {"device": "cpu"},
-        "vllm": {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8},
         "scripted": {"script": [ids_of("<answer>123</answer><|im_end|>")]},
     }[request.param]
     engine = create(request.param, model=str(MODEL), max_model_len=320, **options)

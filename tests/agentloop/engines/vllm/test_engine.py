@@ -354,21 +354,3 @@ def _is_of_others(process):
 
 def _socket_folders():
     return list(Path(tempfile.gettempdir()).glob(f"agentloop-vllm-*-{os.getpid()}-*"))
-
-
-async def test_tied_head_follows_the_embedding(tmp_path):
-    old, new = (random_model(seed, tied=True) for seed in (0, 1))
-    old.save_pretrained(tmp_path)
-    engine = VllmEngine(
-        tmp_path, dtype=str(DTYPE).removeprefix("torch."), max_model_len=LONGEST, gpu_memory_utilization=0.3
-    )
-    await engine.start()
-    try:
-        for version, model in enumerate((new, old, new), 1):
-            await engine.update_weights(TensorWeights(list(model.named_parameters())), version)
-            prompts = prompts_of(8)
-            for prompt, got in zip(prompts, await turns(engine, prompts, SamplingParams(max_tokens=12)), strict=True):
-                expected = reference(model, prompt, got.ids)[range(12), list(got.ids)]
-                np.testing.assert_allclose(got.logprobs, expected, atol=TOLERANCE)
-    finally:
-        await engine.close()

@@ -32,7 +32,8 @@ def engine_core():
 
 
 async def test_killed_engine_core_loses_no_tokens_or_versions(tmp_path):
-    model = random_model()
+    """The head of the model is tied and follows the embedding in every update."""
+    model, other = random_model(tied=True), random_model(1, tied=True)
     model.save_pretrained(tmp_path)
 
     made = []
@@ -52,7 +53,8 @@ async def test_killed_engine_core_loses_no_tokens_or_versions(tmp_path):
         torch.manual_seed(1)
         with torch.no_grad():
             model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight) * 0.2)
-        await engine.update_weights(TensorWeights(list(model.named_parameters())), 3)
+        for version, weights in ((2, other), (3, model)):
+            await engine.update_weights(TensorWeights(list(weights.named_parameters())), version)
         params = SamplingParams(max_tokens=NUM_TOKENS, seed=1)
         turns = [asyncio.create_task(engine.generate(PROMPT, params, trajectory_id=name)) for name in "ab"]
         while [state.detokenizer.num_output_tokens() > 20 for state in states().values()] != [True, True]:  # noqa: ASYNC110
