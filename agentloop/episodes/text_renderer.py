@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.rendering.base import Continuation, ToolSchemas
+from agentloop.rendering.base import Continuation, Progress, ToolSchemas
 from agentloop.rendering.formats.json_calls import HERMES
 from agentloop.rendering.formats.turn_form import TurnForm
 from agentloop.rendering.parsing import TurnParser
@@ -37,6 +37,9 @@ class TextRenderer:
 
     def parse(self, sampled: Sequence[int], **options: Any) -> ParsedTurn:
         return _PARSER.parse(self.decode(sampled[:-1]), **options)
+
+    def parse_stream(self, sampled: Sequence[int], progress: Progress, **options: Any) -> ParsedTurn:
+        return _PARSER.parse_stream(self.decode([each for each in sampled if each != END]), progress, **options)
 
     def turn_grammar(self, form: TurnForm, tools: ToolSchemas = ()) -> Grammar:
         raise UserError("Turns of text cannot be constrained.")

@@ -6,12 +6,12 @@ import asyncio
 import hashlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentloop.engines.base import ContextExceeded, FinishReason, Generation, SamplingParams
 from agentloop.engines.episodes import current_episode, playing
-from agentloop.engines.token_listeners import Listener, listening
+from agentloop.engines.token_listeners import listening
 from agentloop.errors import EngineError, FailureKind, UserError
 from agentloop.gateway.conversations import Conversations, Images, Place
 from agentloop.gateway.turns.completions import Completion, message_of
@@ -25,7 +25,7 @@ from agentloop.process.offloading import off_loop
 from agentloop.process.threads import DECODING
 from agentloop.types.grammar import Grammar
 from agentloop.types.limits import Limits, StopReason
-from agentloop.types.messages import InvalidCall, Message, ParsedTurn, images_of, text_of
+from agentloop.types.messages import InvalidCall, Message, ParsedTurn, UnfinishedCall, images_of, text_of
 from agentloop.types.requests import Sampling
 from agentloop.types.trajectory import Trajectory
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
 
 Chooser = Literal["run", "client"]
+StreamListener = Callable[[Sequence[int], str], None]
+"""Gets new ids of a turn, and the prefix of the ids of its calls."""
 
 _MAX_ANSWERS = 16
 """Number of answers to keep for clients that request them again."""
@@ -87,7 +89,9 @@ class Session:
         self.metrics: dict[str, float] = {}
         """Sums of the figures that the engine reports."""
 
-    async def complete(self, request: ModelRequest, index: int = 0, *, hear: Listener | None = None) -> Completion:
+    async def complete(
+        self, request: ModelRequest, index: int = 0, *, hear: StreamListener | None = None
+    ) -> Completion:
         """Sample the turn that follows a conversation, or turn `index` of several.
 
         `hear` gets the ids while they are sampled, if the engine streams them. Cancelling has no side effects. A client
@@ -185,7 +189,7 @@ class Session:
             self.refused = reason
         return ApiError(status, message, code=code or str(reason))
 
-    async def _complete(self, request: ModelRequest, index: int, hear: Listener | None) -> Completion:
+    async def _complete(self, request: ModelRequest, index: int, hear: StreamListener | None) -> Completion:
         self.num_turns += 1
         tag = self._tag(request)
         place = self._conversations.open(request)
@@ -194,7 +198,7 @@ class Session:
                 place = await self._render_whole(place)
             self._check_room(place)
             place.grammar = await self._grammar(request)
-            heard = _Heard(hear)
+            heard = _Heard(hear, _call_id_prefix(tag))
             with listening(heard.hear if hear is not None else None):
                 generation = await self._sample(place, tag, index)
             heard.check(generation)
@@ -317,7 +321,7 @@ class Session:
     async def _finish(self, place: Place, generation: Generation, tag: bytes, index: int) -> Completion:
         request = place.request
         parsed, stop = await off_loop(len(generation.ids), self._read, request, generation, tag)
-        self._count(parsed)
+        self._count(parsed, is_cut=generation.finish_reason is FinishReason.LENGTH)
         completion = Completion(request, place.prompt, generation, parsed, tag.hex(), stop)
         # No await below: the turn is in its stream before its client can continue it.
         answer = message_of(parsed)
@@ -330,19 +334,33 @@ class Session:
         return completion
 
     def _read(self, request: ModelRequest, generation: Generation, tag: bytes) -> tuple[ParsedTurn, str | None]:
-        parsed = self._renderer.parse(
-            generation.ids,
-            complete=generation.finish_reason is FinishReason.STOP and request.reads_calls,
-            tools=request.tools,
-            call_id_prefix=f"call_{tag.hex()[:12]}_",
-        )
+        has_ended, prefix = generation.finish_reason is FinishReason.STOP, _call_id_prefix(tag)
+        if request.stream:
+            parsed = self._renderer.parse_stream(
+                generation.ids,
+                "complete" if has_ended else "cut",
+                tools=request.tools,
+                eager=request.eager,
+                reads_calls=request.reads_calls,
+                call_id_prefix=prefix,
+            )
+        else:
+            parsed = self._renderer.parse(
+                generation.ids,
+                complete=has_ended and request.reads_calls,
+                tools=request.tools,
+                call_id_prefix=prefix,
+            )
         return without_stop(parsed, request.stop)
 
-    def _count(self, parsed: ParsedTurn) -> None:
-        invalid = sum(isinstance(call, InvalidCall) for call in parsed.calls)
+    def _count(self, parsed: ParsedTurn, *, is_cut: bool) -> None:
+        calls = parsed.calls
+        if is_cut and calls and isinstance(calls[-1], UnfinishedCall):
+            calls = calls[:-1]  # the limit ended it, not the model
+        invalid = sum(isinstance(call, InvalidCall) for call in calls)
         self.failures[FailureKind.MODEL] += invalid
-        self.num_calls += len(parsed.calls) - invalid
-        if parsed.calls and invalid == len(parsed.calls):
+        self.num_calls += len(calls) - invalid
+        if calls and invalid == len(calls):
             self._invalid_in_a_row += 1
         else:
             self._invalid_in_a_row = 0
@@ -351,14 +369,15 @@ class Session:
 class _Heard:
     """Checks that the streamed ids of a turn match its final ids."""
 
-    def __init__(self, hear: Listener | None) -> None:
+    def __init__(self, hear: StreamListener | None, call_id_prefix: str) -> None:
         self._hear = hear
+        self._call_id_prefix = call_id_prefix
         self._ids: list[int] = []
 
     def hear(self, ids: Sequence[int]) -> None:
         assert self._hear is not None
         self._ids.extend(ids)
-        self._hear(ids)
+        self._hear(ids, self._call_id_prefix)
 
     def check(self, generation: Generation) -> None:
         """Raise `ApiError` if the engine died during the turn and its successor sampled other tokens."""
@@ -374,3 +393,7 @@ class _Heard:
 
 def _size(messages: Sequence[Message]) -> int:
     return sum(len(text_of(message["content"])) for message in messages)
+
+
+def _call_id_prefix(tag: bytes) -> str:
+    return f"call_{tag.hex()[:12]}_"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agentloop.gateway.turns.completions import Completion
-from agentloop.gateway.turns.deltas import Deltas
+from agentloop.gateway.turns.deltas import Delta, Deltas
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.requests import ModelRequest
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from agentloop.gateway.session import Session
     from agentloop.rendering.base import Renderer
 
-_News = tuple[int, Mapping[str, str] | Completion] | Exception
-"""New text or the end of the turn with this index, or the error that ended the answer."""
+_News = tuple[int, Delta | Completion] | Exception
+"""A new part or the end of the turn with this index, or the error that ended the answer."""
 
 
 async def streamed(session: Session, request: ModelRequest, dialect: Dialect, renderer: Renderer) -> StreamingResponse:
@@ -94,7 +94,11 @@ class _Turns:
         heard: list[int] = []
         is_more = asyncio.Event()
 
-        def hear(ids: Sequence[int]) -> None:
+        prefix = ""
+
+        def hear(ids: Sequence[int], call_id_prefix: str) -> None:
+            nonlocal prefix
+            prefix = call_id_prefix
             heard.extend(ids)
             is_more.set()
 
@@ -107,7 +111,7 @@ class _Turns:
                 is_more.clear()
                 ids = heard[:]
                 heard.clear()
-                if ids and (delta := await deltas.more(ids)):
+                for delta in await deltas.more(ids, prefix) if ids else ():
                     self._news.put_nowait((index, delta))
             completion = await turn
         except Exception as error:  # the reader of the events raises it
@@ -116,6 +120,6 @@ class _Turns:
         finally:
             turn.cancel()
             await asyncio.gather(turn, return_exceptions=True)
-        if rest := deltas.rest(completion.parsed):
-            self._news.put_nowait((index, rest))
+        for delta in deltas.rest(completion.parsed):
+            self._news.put_nowait((index, delta))
         self._news.put_nowait((index, completion))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from agentloop.rendering.formats.base import ToolSchemas
+from agentloop.rendering.formats.base import Progress, ToolSchemas
 from agentloop.rendering.formats.turn_form import TurnForm
 from agentloop.types.grammar import Grammar
 from agentloop.types.messages import Message, ParsedTurn
@@ -14,7 +14,7 @@ from agentloop.types.messages import Message, ParsedTurn
 if TYPE_CHECKING:
     from agentloop.vision.processor import ImageProcessor
 
-__all__ = ["Continuation", "Renderer", "ToolSchemas"]
+__all__ = ["Continuation", "Progress", "Renderer", "ToolSchemas"]
 
 
 @dataclass(slots=True)
@@ -63,16 +63,32 @@ class Renderer(Protocol):
         sampled: Sequence[int],
         *,
         complete: bool = True,
-        over: bool = True,
         tools: ToolSchemas = (),
         call_id_prefix: str = "call_",
     ) -> ParsedTurn:
         """Parse a sampled turn into content, thinking and calls.
 
-        With `complete=False` (cut by length) it has no calls. With `over=False` (sampling continues) text that may
-        become a call is omitted, except for an incomplete tag at its end. Formats whose values are raw text
-        (qwen3_coder) take the types of arguments from `tools`. The id of a call is `call_id_prefix` and its index in
-        the turn.
+        With `complete=False` (cut by length) it has no calls. Formats whose values are raw text (qwen3_coder) take the
+        types of arguments from `tools`. The id of a call is `call_id_prefix` and its index in the turn.
+        """
+        ...
+
+    def parse_stream(
+        self,
+        sampled: Sequence[int],
+        progress: Progress,
+        *,
+        tools: ToolSchemas = (),
+        eager: Collection[str] = (),
+        reads_calls: bool = True,
+        call_id_prefix: str = "call_",
+    ) -> ParsedTurn:
+        """Parse a turn as the client of a stream reads it: further tokens take nothing back.
+
+        Text that may become a call or a tag is omitted while the turn is sampled. The result differs from that of
+        `parse` in three cases: text before a closing think tag that was never opened stays text; calls that ended stay
+        calls if the turn is cut; and calls of the tools in `eager` are `UnfinishedCall` while they are sampled, if they
+        turn out to be malformed, or if the turn is cut in them.
         """
         ...
 

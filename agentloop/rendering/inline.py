@@ -10,13 +10,14 @@ loss, and the same assistant turn continues. Text that ends with the end-of-turn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.rendering.base import Continuation, ToolSchemas
+from agentloop.rendering.base import Continuation, Progress, ToolSchemas
 from agentloop.rendering.formats.turn_form import TurnForm
+from agentloop.rendering.parsing import certain_text
 from agentloop.rendering.template_renderer import TemplateRenderer
 from agentloop.types.grammar import Grammar
 from agentloop.types.messages import InvalidCall, Message, ParsedTurn, ToolCall, text_of
@@ -83,14 +84,11 @@ class InlineRenderer(TemplateRenderer):
         sampled: Sequence[int],
         *,
         complete: bool = True,
-        over: bool = True,
         tools: ToolSchemas = (),
         call_id_prefix: str = "call_",
     ) -> ParsedTurn:
         """Parse a turn. It has a call if it ends with the closing tag; the text before the call is content."""
         text = self._text(sampled)
-        if not over:
-            return ParsedTurn(text.partition(self.inline.opening)[0].strip())
         before, closing, _ = text.rpartition(self.inline.closing)
         if not complete or not closing or self._has_ended(sampled):
             return ParsedTurn(text.strip())
@@ -101,6 +99,22 @@ class InlineRenderer(TemplateRenderer):
         argument = _in_fence(argument) if self.inline.fenced else argument.strip()
         call = ToolCall(self.inline.tool, {self.inline.argument: argument}, f"{call_id_prefix}0")
         return ParsedTurn(content.strip(), None, (call,))
+
+    def parse_stream(
+        self,
+        sampled: Sequence[int],
+        progress: Progress,
+        *,
+        tools: ToolSchemas = (),
+        eager: Collection[str] = (),
+        reads_calls: bool = True,
+        call_id_prefix: str = "call_",
+    ) -> ParsedTurn:
+        """Parse a turn as `parse` does; while it is sampled, it ends before the first opening tag."""
+        if progress != "sampling":
+            return self.parse(sampled, complete=reads_calls and progress == "complete", call_id_prefix=call_id_prefix)
+        text = self._text(sampled).rstrip("\ufffd")
+        return ParsedTurn(certain_text(text.partition(self.inline.opening)[0]).strip())
 
     def turn_grammar(self, form: TurnForm, tools: ToolSchemas = ()) -> Grammar:
         raise UserError("Turns with inline calls cannot be constrained: a turn is a part of a longer one.")

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.rendering.base import Continuation, ToolSchemas
+from agentloop.rendering.base import Continuation, Progress, ToolSchemas
 from agentloop.rendering.formats.turn_form import TurnForm
 from agentloop.types.grammar import Grammar
 from agentloop.types.messages import Message, ParsedTurn
@@ -64,13 +64,27 @@ class Transcript:
         sampled: Sequence[int],
         *,
         complete: bool = True,
-        over: bool = True,
         tools: ToolSchemas = (),
         call_id_prefix: str = "call_",
     ) -> ParsedTurn:
         (line,) = lines_of(sampled)
         turn = self._read(line["sampled"])
         return turn if complete else ParsedTurn(turn.content, turn.reasoning)
+
+    def parse_stream(
+        self,
+        sampled: Sequence[int],
+        progress: Progress,
+        *,
+        tools: ToolSchemas = (),
+        eager: Collection[str] = (),
+        reads_calls: bool = True,
+        call_id_prefix: str = "call_",
+    ) -> ParsedTurn:
+        """Parse a turn as `parse` does. A service sends it as a whole."""
+        if progress == "sampling":
+            return ParsedTurn("")
+        return self.parse(sampled, complete=reads_calls and progress == "complete")
 
     def turn_grammar(self, form: TurnForm, tools: ToolSchemas = ()) -> Grammar:
         raise UserError("The turns of a service cannot be constrained. Use the engine vllm or hf.")

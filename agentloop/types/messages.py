@@ -79,6 +79,14 @@ class InvalidCall:
     """Name of the function if it could be parsed; some chat templates show it with the result."""
 
 
+@dataclass(slots=True, frozen=True)
+class UnfinishedCall(InvalidCall):
+    """A call that a stream sends while it is sampled, and that has not ended or is malformed."""
+
+    arguments: str = ""
+    """Beginning of the arguments as JSON. It is never a whole object."""
+
+
 @dataclass(slots=True)
 class ParsedTurn:
     """One sampled turn, split into text, thinking and calls."""

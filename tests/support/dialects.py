@@ -23,9 +23,14 @@ class Chat:
         for event in events[:-1]:
             for name, new in (event["choices"][0]["delta"] if event["choices"] else {}).items():
                 if name == "tool_calls":
-                    new = [{key: value for key, value in call.items() if key != "index"} for call in new]
-                if name != "role":
-                    message[name] = message.get(name, new[:0]) + new
+                    calls = message.setdefault(name, [])
+                    for part in new:
+                        if part["index"] == len(calls):
+                            calls.append({key: part[key] for key in ("id", "type", "function")})
+                        else:
+                            calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+                elif name != "role":
+                    message[name] = message.get(name, "") + new
         return {"choices": [{"message": message}]}
 
 
@@ -41,6 +46,18 @@ def message_of(text, thinking, calls):
     calls = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls]
     message = {"role": "assistant", "content": text, **({"reasoning_content": thinking} if thinking else {})}
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def parsed_or_text(arguments):
+    """Arguments as an object; those of an unfinished call are text."""
+    try:
+        return json.loads(arguments)
+    except json.JSONDecodeError:
+        return arguments
+
+
+def as_text(arguments):
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 class Messages:
@@ -72,7 +89,7 @@ class Messages:
     @staticmethod
     def message(answer):
         of = {kind: [b for b in answer["content"] if b["type"] == kind] for kind in ("text", "thinking", "tool_use")}
-        calls = [(b["id"], b["name"], json.dumps(b["input"])) for b in of["tool_use"]]
+        calls = [(b["id"], b["name"], as_text(b["input"])) for b in of["tool_use"]]
         return message_of("".join(b["text"] for b in of["text"]), "".join(b["thinking"] for b in of["thinking"]), calls)
 
     @staticmethod
@@ -86,10 +103,13 @@ class Messages:
             elif event["type"] == "content_block_delta":
                 delta = event["delta"]
                 if delta["type"] == "input_json_delta":
-                    blocks[-1]["input"] = json.loads(delta["partial_json"])
+                    blocks[-1]["json"] = blocks[-1].get("json", "") + delta["partial_json"]
                 else:
                     (kind,) = delta.keys() - {"type"}
                     blocks[-1][kind] += delta[kind]
+        for block in blocks:
+            if "json" in block:
+                block["input"] = parsed_or_text(block.pop("json"))
         return {"content": blocks}
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from agentloop.gateway.turns.completions import Completion
+    from agentloop.gateway.turns.deltas import Delta
     from agentloop.gateway.turns.errors import ApiError
     from agentloop.gateway.turns.memory import Memory
     from agentloop.gateway.turns.requests import ModelRequest
@@ -21,12 +22,12 @@ class Events(Protocol):
         """Return the events before the first token."""
         ...
 
-    def more(self, index: int, delta: Mapping[str, str]) -> str:
-        """Return the events of new text (`content`) or thinking (`reasoning_content`) of turn `index`."""
+    def more(self, index: int, delta: Delta) -> str:
+        """Return the events of a part of turn `index`."""
         ...
 
     def end(self, index: int, completion: Completion) -> str:
-        """Return the events that end a turn; its text was already sent, but none of its calls."""
+        """Return the events that end a turn; all its parts were sent."""
         ...
 
     def close(self, completions: Sequence[Completion]) -> str:
@@ -62,8 +63,3 @@ def event(data: Mapping[str, Any], *, is_named: bool = True) -> str:
     """Return one server-sent event; most APIs repeat the type of the data as its name."""
     name = f"event: {data['type']}\n" if is_named else ""
     return f"{name}data: {json.dumps(data)}\n\n"
-
-
-def as_json(arguments: Any) -> str:
-    """Return the arguments of a call as text."""
-    return json.dumps(arguments, ensure_ascii=False)

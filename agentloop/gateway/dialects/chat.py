@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel, Field
 
-from agentloop.gateway.dialects.base import as_json, event
-from agentloop.gateway.turns.completions import Completion
+from agentloop.gateway.dialects.base import event
+from agentloop.gateway.turns.completions import ClientCall, Completion, arguments_for_clients
+from agentloop.gateway.turns.deltas import Delta, TextDelta
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined
 from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, refuse, tool_of
-from agentloop.types.messages import Content, ImagePart, Message, TextPart, ToolCall
+from agentloop.types.messages import Content, ImagePart, Message, TextPart
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
@@ -85,6 +86,7 @@ class Chat:
             [tool_of(t.function.name, t.function.description, t.function.parameters) for t in read.tools or ()],
             form=form_of(schema_of(read.response_format, "response_format"), strict, choice),
             reads_calls=choice.reads_calls,
+            eager=frozenset(tool.function.name for tool in read.tools or ()),
             max_tokens=read.max_completion_tokens or read.max_tokens,
             top_k=None if read.top_k is None else max(read.top_k, 0),
             stop=tuple(filter(None, [read.stop] if isinstance(read.stop, str) else read.stop or ())),
@@ -130,19 +132,22 @@ class _Events:
     def begin(self) -> str:
         return "".join(self._delta(index, {"role": "assistant", "content": ""}) for index in range(self._request.n))
 
-    def more(self, index: int, delta: Mapping[str, str]) -> str:
-        return self._delta(index, delta)
+    def more(self, index: int, delta: Delta) -> str:
+        if isinstance(delta, TextDelta):
+            return self._delta(index, {delta.kind: delta.text})
+        call: dict[str, Any] = {"function": {"arguments": delta.arguments}}
+        if delta.begins:
+            call = _call(delta.call, delta.arguments)
+        elif not delta.arguments:
+            return ""
+        return self._delta(index, {"tool_calls": [{"index": delta.number, **call}]})
 
     def end(self, index: int, completion: Completion) -> str:
-        calls = [
-            self._delta(index, {"tool_calls": [{"index": number, **_call(call)}]})
-            for number, call in enumerate(completion.calls)
-        ]
         last: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": _finish_reason(completion)}
         last["logprobs"] = _logprobs(completion, self._renderer)
         if self._request.options.return_token_ids:
             last["token_ids"] = list(completion.generation.ids)
-        return "".join(calls) + self._event([last])
+        return self._event([last])
 
     def close(self, completions: Sequence[Completion]) -> str:
         usage = self._event([], usage=_usage(completions)) if self._request.options.include_usage else ""
@@ -239,7 +244,7 @@ def _tool_choice(raw: Any) -> ToolChoice:
 
 
 def _message(completion: Completion) -> dict[str, Any]:
-    calls = [_call(call) for call in completion.calls]
+    calls = [_call(call, arguments_for_clients(call)) for call in completion.calls]
     text = completion.text
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
     if completion.parsed.reasoning is not None:
@@ -249,8 +254,8 @@ def _message(completion: Completion) -> dict[str, Any]:
     return message
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": as_json(call.arguments)}}
+def _call(call: ClientCall, arguments: str) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _finish_reason(completion: Completion) -> str:

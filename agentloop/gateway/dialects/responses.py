@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from agentloop.gateway.dialects.base import as_json, event
+from agentloop.gateway.dialects.base import event
 from agentloop.gateway.dialects.chat import openai_error
 from agentloop.gateway.dialects.responses_input import TEXT_ARGUMENT, Items, Tools
-from agentloop.gateway.turns.completions import Completion
+from agentloop.gateway.turns.completions import ClientCall, Completion, arguments_for_clients
+from agentloop.gateway.turns.deltas import CallDelta, Delta
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import with_one_system_message
 from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, refuse
-from agentloop.types.messages import Message, ToolCall
+from agentloop.types.messages import Message, UnfinishedCall
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
@@ -87,6 +88,7 @@ class Responses:
             tools.schemas,
             form=form_of(answer, tools.strict, choice),
             reads_calls=choice.reads_calls,
+            eager=tools.functions,
             max_tokens=read.max_output_tokens,
             options=_Options(name, int(time.time()), given, tools),
             kept_as=None if read.store is False else name,
@@ -120,28 +122,32 @@ class _Events:
             "response.in_progress", response=response
         )
 
-    def more(self, index: int, delta: Mapping[str, str]) -> str:
+    def more(self, index: int, delta: Delta) -> str:
+        if isinstance(delta, CallDelta):
+            return self._more_of_call(delta)
+        text = self._enter("message" if delta.kind == "content" else "reasoning")
+        assert self._open is not None
+        self._open.text += delta.text
+        return text + self._part_event(f"response.{self._open.part}.delta", delta=delta.text)
+
+    def _more_of_call(self, delta: CallDelta) -> str:
+        item = _call_item(delta.call, self._request.options.tools)
+        filled = "input" if item["type"] == "custom_tool_call" else "arguments"
+        kind = "custom_tool_call_input" if filled == "input" else "function_call_arguments"
+        place = {"item_id": item["id"], "output_index": len(self._items)}
         text = ""
-        for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
-            if new := delta.get(name):
-                text += self._enter(kind)
-                assert self._open is not None
-                self._open.text += new
-                text += self._part_event(f"response.{self._open.part}.delta", delta=new)
-        return text
+        if delta.begins:
+            text += self._leave() + self._added(item | {filled: "", "status": "in_progress"})
+            place["output_index"] = len(self._items)
+        if new := item["input"] if filled == "input" else delta.arguments:
+            text += self._event(f"response.{kind}.delta", delta=new, **place)
+        if not delta.ends:
+            return text
+        text += self._event(f"response.{kind}.done", **{filled: item[filled]}, **place)
+        return text + self._done(item)
 
     def end(self, index: int, completion: Completion) -> str:
-        text = self._leave()
-        for call in completion.calls:
-            item = _call_item(call, self._request.options.tools)
-            filled = "input" if item["type"] == "custom_tool_call" else "arguments"
-            kind = "custom_tool_call_input" if filled == "input" else "function_call_arguments"
-            place = {"item_id": item["id"], "output_index": len(self._items)}
-            text += self._added(item | {filled: "", "status": "in_progress"})
-            text += self._event(f"response.{kind}.delta", delta=item[filled], **place)
-            text += self._event(f"response.{kind}.done", **{filled: item[filled]}, **place)
-            text += self._done(item)
-        return text
+        return self._leave()
 
     def close(self, completions: Sequence[Completion]) -> str:
         (completion,) = completions
@@ -263,13 +269,15 @@ def _part_of(kind: str, text: str) -> dict[str, Any]:
     return {"type": kind, "text": text, **extra}
 
 
-def _call_item(call: ToolCall, tools: Tools) -> dict[str, Any]:
-    item: dict[str, Any] = {"id": f"fc_{call.id}", "call_id": call.id, "name": call.name, "status": "completed"}
+def _call_item(call: ClientCall, tools: Tools) -> dict[str, Any]:
+    status = "incomplete" if isinstance(call, UnfinishedCall) else "completed"
+    item: dict[str, Any] = {"id": f"fc_{call.id}", "call_id": call.id, "name": call.name, "status": status}
     if call.name in tools.spaces:
         item["namespace"], item["name"] = tools.spaces[call.name]
-    if call.name in tools.custom and isinstance(call.arguments.get(TEXT_ARGUMENT), str) and len(call.arguments) == 1:
-        return {"type": "custom_tool_call", "input": call.arguments[TEXT_ARGUMENT], **item}
-    return {"type": "function_call", "arguments": as_json(call.arguments), **item}
+    given = {} if isinstance(call, UnfinishedCall) else call.arguments
+    if call.name in tools.custom and isinstance(given.get(TEXT_ARGUMENT), str) and len(given) == 1:
+        return {"type": "custom_tool_call", "input": given[TEXT_ARGUMENT], **item}
+    return {"type": "function_call", "arguments": arguments_for_clients(call), **item}
 
 
 def _response(request: ModelRequest, output: Sequence[dict[str, Any]], completion: Completion | None) -> dict[str, Any]:

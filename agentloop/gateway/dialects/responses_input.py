@@ -29,6 +29,11 @@ class Tools:
     spaces: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Tools in a namespace, by name: the namespace and the name in it."""
 
+    @property
+    def functions(self) -> frozenset[str]:
+        """Names of the tools that take a JSON object."""
+        return frozenset(schema["function"]["name"] for schema in self.schemas) - self.custom
+
     def read(self, raw: Mapping[str, Any], where: str, space: str | None = None) -> None:
         kind, name = raw.get("type"), str(raw.get("name"))
         if kind == "namespace" and space is None:

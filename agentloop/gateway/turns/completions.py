@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentloop.engines.base import FinishReason, Generation
+from agentloop.gateway.turns.messages import call_of
 from agentloop.gateway.turns.requests import ModelRequest
-from agentloop.types.messages import InvalidCall, Message, ParsedTurn, ToolCall
+from agentloop.types.messages import Message, ParsedTurn, ToolCall, UnfinishedCall
+
+ClientCall = ToolCall | UnfinishedCall
+"""A call that a client gets."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,16 +39,29 @@ class Completion:
         return text_for_clients(self.parsed)
 
     @property
-    def calls(self) -> list[ToolCall]:
-        return [call for call in self.parsed.calls if isinstance(call, ToolCall)]
+    def calls(self) -> list[ClientCall]:
+        return calls_for_clients(self.parsed)
 
 
 def text_for_clients(parsed: ParsedTurn) -> str:
-    """Return the text of a turn. A malformed call is text, as the model wrote it."""
-    unread = [call.raw for call in parsed.calls if isinstance(call, InvalidCall)]
+    """Return the text of a turn. A malformed call that no stream has begun to send is text, as the model wrote it."""
+    unread = [call.raw for call in parsed.calls if not isinstance(call, ClientCall)]
     return "\n".join(filter(None, [parsed.content, *unread]))
+
+
+def calls_for_clients(parsed: ParsedTurn) -> list[ClientCall]:
+    """Return the calls of a turn, with those that a stream has begun to send and that are malformed."""
+    return [call for call in parsed.calls if isinstance(call, ClientCall)]
+
+
+def arguments_for_clients(call: ClientCall) -> str:
+    """Return the arguments of a call as JSON; of an unfinished call, their beginning."""
+    return call.arguments if isinstance(call, UnfinishedCall) else json.dumps(call.arguments, ensure_ascii=False)
 
 
 def message_of(parsed: ParsedTurn) -> Message:
     """Return the assistant message of a turn as its client sees it."""
-    return parsed.message() | {"content": text_for_clients(parsed)}
+    message = parsed.message() | {"content": text_for_clients(parsed)}
+    if calls := calls_for_clients(parsed):
+        message["tool_calls"] = [call_of(call.name, call.arguments, call.id) for call in calls]
+    return message

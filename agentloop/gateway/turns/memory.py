@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentloop.gateway.turns.messages import arguments_of
-from agentloop.types.messages import Message, ToolCall
+from agentloop.types.messages import Message, ToolCall, UnfinishedCall
 
 
 @dataclass(slots=True)
@@ -16,14 +16,17 @@ class Memory:
 
     conversations: dict[str, list[Message]] = field(default_factory=dict)
     """Conversations, each by the name of its last answer."""
-    _arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The sampled arguments of each call, by its id."""
+    _arguments: dict[str, dict[str, Any] | str] = field(default_factory=dict)
+    """The sampled arguments of each call, by its id; of an unfinished call, the text that its client got."""
 
-    def add(self, calls: Iterable[ToolCall]) -> None:
+    def add(self, calls: Iterable[ToolCall | UnfinishedCall]) -> None:
         self._arguments |= {call.id: call.arguments for call in calls}
 
     def as_sampled(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages without the default arguments that clients added to sampled calls."""
+        """Return the messages with the sampled arguments of calls.
+
+        Clients add default arguments to calls, and complete the arguments of unfinished ones.
+        """
         return [
             message | {"tool_calls": [self._call_as_sampled(call) for call in message["tool_calls"]]}
             if "tool_calls" in message
@@ -33,6 +36,8 @@ class Memory:
 
     def _call_as_sampled(self, call: dict[str, Any]) -> dict[str, Any]:
         sampled = self._arguments.get(call["id"])
+        if isinstance(sampled, str):
+            return call | {"function": call["function"] | {"arguments": sampled}}
         sent = arguments_of(call["function"]["arguments"])
         if sampled is None or not isinstance(sent, dict) or not sampled.keys() < sent.keys():
             return call

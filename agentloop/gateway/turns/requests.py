@@ -44,6 +44,8 @@ class ModelRequest:
     """Schemas of the tools; equal tools are one object."""
     reads_calls: bool = True
     """Whether calls are parsed; False if the client wants none."""
+    eager: frozenset[str] = frozenset()
+    """Names of the tools whose arguments a stream sends while they are sampled."""
     form: TurnForm | None = None
     """The form that the client demands; None if it demands none."""
     max_tokens: int | None = None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from agentloop.registry.registry import Registry
 from agentloop.rendering.formats.base import CallFormat
-from agentloop.rendering.formats.deepseek import DEEPSEEK_R1, DEEPSEEK_V3_1
 from agentloop.rendering.formats.gemma import GEMMA4
 from agentloop.rendering.formats.harmony import HARMONY
 from agentloop.rendering.formats.json_calls import HERMES, NEMOTRON, PHI
-from agentloop.rendering.formats.kimi import KIMI
 from agentloop.rendering.formats.llama import LLAMA3
+from agentloop.rendering.formats.marked import DEEPSEEK_R1, DEEPSEEK_V3_1, KIMI
 from agentloop.rendering.formats.mistral import MISTRAL
 from agentloop.rendering.formats.pythonic import LFM2
 from agentloop.rendering.formats.raw_pythonic import LFM2_5

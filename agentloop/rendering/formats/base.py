@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from agentloop.types.messages import InvalidCall, ParsedTurn, ToolCall
+from agentloop.types.messages import InvalidCall, ParsedTurn, ToolCall, UnfinishedCall
 
 ToolSchemas = Sequence[dict[str, Any]]
 """OpenAI-style schemas, `{"type": "function", "function": {...}}` each.
@@ -15,8 +15,21 @@ Pass the same tuple every time: caches use its `id()`, so a thousand episodes re
 """
 
 
+Progress = Literal["sampling", "cut", "complete"]
+"""State of a turn: it may go on, a token limit cut it, or it ended itself."""
+
 MOST_CALLS = 128
 """Largest number of calls that are read in one turn: each malformed call may cost a search through the whole turn."""
+
+
+class Begun(NamedTuple):
+    """The beginning of a call that may go on."""
+
+    name: str
+    arguments: str
+    """Beginning of the arguments as `json.dumps` writes them; the end of the object is missing."""
+    call_id: str | None = None
+    """Id that the model wrote, if any."""
 
 
 @dataclass(slots=True)
@@ -29,6 +42,9 @@ class CallReader:
     calls: list[ToolCall | InvalidCall] = field(default_factory=list)
     make_id: Callable[[str], str] | None = None
     """Converts an id that is unique in the episode to the form that the format needs."""
+    progress: Progress = "complete"
+    eager: Collection[str] = ()
+    """Names of the tools whose arguments a stream sends while they are sampled."""
 
     def add(self, name: str, arguments: dict[str, object], call_id: str | None = None) -> None:
         """Add a call; `call_id` is the id that the model wrote, if any."""
@@ -37,6 +53,14 @@ class CallReader:
     def refuse(self, error: str, raw: str, name: str = "") -> None:
         """Add a malformed call, with the name of its function if known; the model gets `error` as feedback."""
         self.calls.append(InvalidCall(error, raw, self._next_id(), name))
+
+    def leave(self, begun: Begun | None, raw: str, error: str = "The call has not ended.") -> bool:
+        """Add an unfinished call if a stream has sent its beginning; return whether it has."""
+        if begun is None or begun.name not in self.eager:
+            return False
+        call_id = begun.call_id or self._next_id()
+        self.calls.append(UnfinishedCall(error, raw, call_id, begun.name, begun.arguments))
+        return True
 
     def _next_id(self) -> str:
         call_id = f"{self.call_id_prefix}{len(self.calls)}"
@@ -54,8 +78,13 @@ class CallFormat:
     """Regular expression that matches the beginning of a call."""
     read: Callable[[CallReader, int], int] | None = None
     """Reads the call at an index of the text, and returns the index after it."""
+    begin: Callable[[CallReader, int], Begun | None] | None = None
+    """Reads the beginning of the call at an index, which has not ended or is malformed; None if its name is not known
+    yet. More text only makes the result longer. Formats without it send calls when they have ended."""
     read_turn: Callable[[CallReader, bool], ParsedTurn] | None = None
-    """Reads a whole turn, complete or not, for formats that are more than text with calls and thinking."""
+    """Reads a whole turn, with or without its calls, for formats that are more than text with calls and thinking."""
+    reads_in_steps: bool = False
+    """Whether `read_turn` also reads turns that may go on, as `CallReader.progress` tells it."""
     undecided: str = ""
     """Regular expression that matches an incomplete turn that may still become text or a call."""
     thinking: tuple[str, str] = ("<think>", "</think>")

@@ -6,8 +6,9 @@ import math
 import re
 from typing import Any
 
-from agentloop.rendering.formats.base import CallFormat, CallReader, end_of_bad
-from agentloop.rendering.formats.json_calls import DEEPEST, Malformed, near
+from agentloop.rendering.formats.base import Begun, CallFormat, CallReader, end_of_bad
+from agentloop.rendering.formats.beginnings import beginning, without_begun
+from agentloop.rendering.formats.strict_json import DEEPEST, Malformed, near
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"\s*call:\s*(?P<name>[^\s{}<]{1,256}+)\s*(?=\{)")
@@ -38,6 +39,32 @@ def _read(reader: CallReader, start: int) -> int:
         return end
     reader.add(name["name"], arguments)
     return position + len(_CLOSE)
+
+
+def _begin(reader: CallReader, start: int) -> Begun | None:
+    text = reader.text
+    name = _NAME.match(text, start + len(_OPEN))
+    if name is None:
+        return None
+    pairs: dict[str, Any] = {}
+    position = name.end()
+    while text.startswith(("{", ","), position):
+        found = _KEY.match(text, _skip(text, position + 1))
+        key = None if found is None else _name_of(found)
+        if found is None or key is None or key in pairs:
+            break
+        try:
+            value, position = _value(text, found.end(), 1)
+            position = _skip(text, position)
+            is_certain = text.startswith((",", "}"), position)
+        except Malformed:
+            is_certain = False
+        if not is_certain:
+            if not text.startswith(_QUOTE, found.end()):
+                break
+            return Begun(name["name"], beginning(pairs, key, without_begun(text[found.end() + len(_QUOTE) :], _QUOTE)))
+        pairs[key] = value
+    return Begun(name["name"], beginning(pairs))
 
 
 def _value(text: str, position: int, depth: int) -> tuple[Any, int]:
@@ -73,12 +100,17 @@ def _object(text: str, position: int, depth: int) -> tuple[dict[str, Any], int]:
         key = _KEY.match(text, position)
         if key is None:
             raise Malformed(f"there is no key at {near(text, position)}")
-        name = key["quoted"] if key["bare"] is None else key["bare"]
+        name = _name_of(key)
         if name in found:
             raise Malformed(f"{name!r} is given twice")
         found[name], position = _value(text, key.end(), depth + 1)
         position = _divided(text, position, "}")
     return found, position + 1
+
+
+def _name_of(key: re.Match[str]) -> str:
+    name: str = key["quoted"] if key["bare"] is None else key["bare"]
+    return name
 
 
 def _list(text: str, position: int, depth: int) -> tuple[list[Any], int]:
@@ -112,6 +144,7 @@ GEMMA4 = CallFormat(
     (_OPEN, "<|tool_response>"),
     re.escape(_OPEN),
     _read,
+    _begin,
     thinking=("<|channel>thought", "<channel|>"),
     result_opening="<|tool_response>",
 )

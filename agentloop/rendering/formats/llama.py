@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agentloop.rendering.formats.base import CallFormat, CallReader
-from agentloop.rendering.formats.json_calls import Malformed, json_at, named_call, skip_space
+from agentloop.rendering.formats.json_calls import named_call
+from agentloop.rendering.formats.strict_json import Malformed, json_at, skip_space
 from agentloop.types.messages import ParsedTurn
 
 _TAG = "<|python_tag|>"

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 import zlib
 
-from agentloop.rendering.formats.base import CallFormat, CallReader, end_of_bad
-from agentloop.rendering.formats.json_calls import Malformed, arguments_of, json_at, named_call, near, skip_space
+from agentloop.rendering.formats.base import Begun, CallFormat, CallReader, end_of_bad
+from agentloop.rendering.formats.beginnings import begun_object
+from agentloop.rendering.formats.json_calls import named_call
+from agentloop.rendering.formats.strict_json import Malformed, arguments_of, json_at, near, skip_space
 
 _OPEN = "[TOOL_CALLS]"
 _HEADER = re.compile(
@@ -42,8 +44,21 @@ def _read(reader: CallReader, start: int) -> int:
         )
         return end
     for name, arguments, call_id in calls:
-        reader.add(name, arguments, call_id if isinstance(call_id, str) and _ID.fullmatch(call_id) else None)
+        reader.add(name, arguments, _valid_id(call_id))
     return position
+
+
+def _begin(reader: CallReader, start: int) -> Begun | None:
+    """Read the beginning of a call with a header: in a list, the id of a call follows its arguments."""
+    header = _HEADER.match(reader.text, start + len(_OPEN))
+    arguments = begun_object(reader.text, header.end()) if header else None
+    if header is None or arguments is None:
+        return None
+    return Begun(header["name"], arguments, _valid_id(header["id"]))
+
+
+def _valid_id(call_id: object) -> str | None:
+    return call_id if isinstance(call_id, str) and _ID.fullmatch(call_id) else None
 
 
 def _make_id(call: str) -> str:
@@ -51,4 +66,6 @@ def _make_id(call: str) -> str:
     return f"{zlib.crc32(call.encode()):09d}"[-9:]
 
 
-MISTRAL = CallFormat("mistral", (_OPEN,), re.escape(_OPEN), _read, thinking=("[THINK]", "[/THINK]"), make_id=_make_id)
+MISTRAL = CallFormat(
+    "mistral", (_OPEN,), re.escape(_OPEN), _read, _begin, thinking=("[THINK]", "[/THINK]"), make_id=_make_id
+)

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from agentloop.rendering.formats.base import CallFormat, CallReader
-from agentloop.rendering.formats.json_calls import Malformed, json_of
+from agentloop.rendering.formats.strict_json import Malformed, json_of
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _HOW = f'Write calls as {OPEN}[TOOL(key="value")]{CLOSE}, with literals as values.'

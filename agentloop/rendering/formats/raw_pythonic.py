@@ -13,9 +13,9 @@ import re
 from typing import Any
 
 from agentloop.rendering.formats.base import CallFormat, CallReader, ToolSchemas
-from agentloop.rendering.formats.json_calls import Malformed, near
 from agentloop.rendering.formats.pythonic import CLOSE, OPEN, STRING, value_of
 from agentloop.rendering.formats.schema_values import parameter_names
+from agentloop.rendering.formats.strict_json import Malformed, near
 
 _HOW = f"Write calls as {OPEN}[TOOL(key='text', other=3)]{CLOSE}."
 _NAME = r"[\w.\-]{1,256}+"

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentloop.rendering.formats.base import ToolSchemas
-from agentloop.rendering.formats.json_calls import Malformed, json_of
+from agentloop.rendering.formats.strict_json import Malformed, json_of
 
 _MISSING = object()
+_NARROWER = frozenset({"$ref", "enum", "const", "anyOf", "oneOf", "allOf"})
+"""Keywords that `typed_value` reads before the type."""
 
 
 def typed_value(text: str, function: str, parameter: str, tools: ToolSchemas) -> Any:
@@ -28,6 +30,14 @@ def typed_value(text: str, function: str, parameter: str, tools: ToolSchemas) ->
 def parameter_schema(function: str, parameter: str, tools: ToolSchemas) -> Any:
     """Return the schema of a parameter; None if the tool or the parameter is unknown."""
     return _parameters(function, tools).get("properties", {}).get(parameter)
+
+
+def is_text(function: str, parameter: str, tools: ToolSchemas) -> bool:
+    """Return whether any value of a parameter is a text, as it is if the parameter is unknown."""
+    schema = parameter_schema(function, parameter, tools)
+    if not isinstance(schema, Mapping):
+        return True
+    return schema.get("type") == "string" and not _NARROWER.intersection(schema)
 
 
 def parameter_names(function: str, tools: ToolSchemas) -> list[str]:

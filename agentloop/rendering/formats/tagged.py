@@ -17,9 +17,10 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentloop.rendering.formats.base import CallFormat, CallReader, ToolSchemas, end_of_bad
-from agentloop.rendering.formats.json_calls import Malformed, json_of
-from agentloop.rendering.formats.schema_values import parameter_schema, typed_value
+from agentloop.rendering.formats.base import Begun, CallFormat, CallReader, ToolSchemas, end_of_bad
+from agentloop.rendering.formats.beginnings import beginning, without_begun
+from agentloop.rendering.formats.schema_values import is_text, parameter_schema, typed_value
+from agentloop.rendering.formats.strict_json import Malformed, json_of
 
 
 class _Malformed(Exception):
@@ -48,19 +49,21 @@ class _Tags:
     function_re: re.Pattern[str] = field(init=False)
     parameter_re: re.Pattern[str] = field(init=False)
     parameter_end_re: re.Pattern[str] = field(init=False)
+    parameter_end_inside_re: re.Pattern[str] = field(init=False)
+    """`parameter_end_re` before more of the call, not before the end of the text."""
     function_end_re: re.Pattern[str] = field(init=False)
 
     def __post_init__(self) -> None:
         wrapper, wrapper_end = re.escape(self.wrapper), re.escape(self.wrapper_end)
         function_end, parameter_end = re.escape(self.function_end), re.escape(self.parameter_end)
         more = f"{self.function}|" if self.function_end else ""
+        follows = rf"{parameter_end}\s*+(?={self.parameter}|{function_end}\s*+(?:{wrapper_end}|{more}{wrapper}"
         # A closing tag ends a value only if the rest of a call follows, because code may contain the tag.
         patterns = {
             "function_re": rf"\s*{self.function}\s*",
             "parameter_re": self.parameter,
-            "parameter_end_re": _unnamed(
-                rf"{parameter_end}\s*+(?={self.parameter}|{function_end}\s*+(?:{wrapper_end}|{more}{wrapper}|\Z))"
-            ),
+            "parameter_end_re": _unnamed(rf"{follows}|\Z))"),
+            "parameter_end_inside_re": _unnamed(rf"{follows}))"),
             "function_end_re": rf"\s*{function_end}\s*",
         }
         for name, pattern in patterns.items():
@@ -96,6 +99,38 @@ class _Tags:
             reader.add(name, arguments)
         return position
 
+    def begin(self, reader: CallReader, start: int) -> Begun | None:
+        """Read the beginning of the first function of a wrapper (`CallFormat.begin`)."""
+        text = reader.text
+        wrapped = text.startswith(self.wrapper, start)
+        function = self.function_re.match(text, start + len(self.wrapper) if wrapped else start)
+        if function is None or not (wrapped or self.takes_bare) or not (name := function["name"].strip()):
+            return None
+        position = function.end()
+        if not self.function_end and position == len(text):
+            return None  # the name may go on
+        pairs: dict[str, Any] = {}
+        while match := self.parameter_re.match(text, position):
+            key, kind = match["key"].strip(), match.groupdict().get("text")
+            if key in pairs:
+                break
+            end = self.parameter_end_inside_re.search(text, match.end())
+            if end is None:
+                if kind != "true" and (kind == "false" or not is_text(name, key, reader.tools)):
+                    break
+                value = without_begun(text[match.end() :], self.parameter_end)
+                return Begun(name, beginning(pairs, key, self._unpadded(value)))
+            value = self._unpadded(text[match.end() : end.start()])
+            try:
+                pairs[key] = self._value(value, name, key, kind, reader.tools)
+            except _Malformed:
+                break
+            position = end.end()
+        return Begun(name, beginning(pairs))
+
+    def _unpadded(self, value: str) -> str:
+        return value.removeprefix("\n").removesuffix("\n") if self.padded else value
+
     def _refuse_bare(self, reader: CallReader, start: int) -> int:
         """Reject a function outside the wrapper; return the index after it."""
         text = reader.text
@@ -124,9 +159,7 @@ class _Tags:
                 raise _Malformed(f"parameter {key!r} is not closed by {self.parameter_end}{closing}")
             if key in arguments:
                 raise _Malformed(f"parameter {key!r} is given twice")
-            value = text[match.end() : end.start()]
-            if self.padded:
-                value = value.removeprefix("\n").removesuffix("\n")
+            value = self._unpadded(text[match.end() : end.start()])
             self._check_swallowed(value, name, key, tools)
             arguments[key] = self._value(value, name, key, match.groupdict().get("text"), tools)
             position = end.end()
@@ -161,7 +194,7 @@ def _unnamed(pattern: str) -> str:
 
 def _format(name: str, signs: tuple[str, ...], tags: _Tags, *, thinking: str = "think") -> CallFormat:
     opening = re.escape(tags.wrapper) + (f"|{_unnamed(tags.function)}" if tags.function_end else "")
-    return CallFormat(name, signs, opening, tags.read, thinking=(f"<{thinking}>", f"</{thinking}>"))
+    return CallFormat(name, signs, opening, tags.read, tags.begin, thinking=(f"<{thinking}>", f"</{thinking}>"))
 
 
 _NAME = r"[^<>\n]{1,256}"

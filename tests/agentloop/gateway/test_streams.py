@@ -8,7 +8,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop import engines
@@ -16,7 +16,7 @@ from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.engines.token_listeners import listener
 from agentloop.gateway.dialects.chat import Chat
 from agentloop.gateway.turns.completions import text_for_clients
-from agentloop.gateway.turns.deltas import Deltas
+from agentloop.gateway.turns.deltas import Deltas, TextDelta
 from agentloop.gateway.turns.stops import without_stop
 
 pytestmark = pytest.mark.slow
@@ -184,17 +184,17 @@ async def test_several_answers_in_one_stream(recorder, serving):
 def test_deltas_together_are_the_turn(renderer, ids_of, parts, sizes, stop):
     """Whatever tokens come together."""
     text = "".join(parts)
-    assume(not text.partition("<think>")[0].count("</think>"))  # what was said turns out to have been thinking
     body = {"messages": QUESTION, "stop": stop}
     request = Chat().read(json.dumps(body).encode())
     ids = ids_of(text + END)
     deltas = Deltas(request, renderer)
-    whole = without_stop(renderer.parse(ids, complete=True, over=False), stop)[0]
+    whole = without_stop(renderer.parse_stream(ids, "complete"), stop)[0]
     told = {"content": "", "reasoning_content": ""}
 
-    def take(delta):
-        for name, new in delta.items():
-            told[name] += new
+    def take(parts):
+        for part in parts:
+            if isinstance(part, TextDelta):
+                told[part.kind] += part.text
 
     async def stream():
         start = 0
@@ -214,8 +214,10 @@ def test_a_long_turn_is_not_read_at_every_token(renderer, ids_of, monkeypatch):
     request = Chat().read(json.dumps({"messages": QUESTION}).encode())
     deltas = Deltas(request, renderer)
     read = []
-    parse = renderer.parse
-    monkeypatch.setattr(renderer, "parse", lambda ids, **options: read.append(len(ids)) or parse(ids, **options))
+    parse = renderer.parse_stream
+    monkeypatch.setattr(
+        renderer, "parse_stream", lambda ids, *more, **options: read.append(len(ids)) or parse(ids, *more, **options)
+    )
     ids = ids_of("so " * 1024)
 
     async def stream():

@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerFast
 from agentloop.episodes.tool_calls import answer_calls
 from agentloop.errors import UserError
 from agentloop.gateway.dialects.chat import Chat
-from agentloop.gateway.turns.completions import text_for_clients
-from agentloop.gateway.turns.deltas import Deltas
+from agentloop.gateway.turns.completions import arguments_for_clients, calls_for_clients, text_for_clients
+from agentloop.gateway.turns.deltas import CallDelta, Deltas
 from agentloop.rendering import renderer_for
 from agentloop.types.limits import Limits
 from agentloop.types.messages import ToolCall
@@ -237,16 +237,28 @@ def test_malformed_call_result_names_the_called_function(name, written, shown):
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("content", ["", "Let {me} look:\n[x] <y>."])
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_streamed_text_contains_no_part_of_a_call(name, content, is_broken):
+def test_a_turn_in_a_stream_is_the_whole_turn(name, content, is_broken):
     renderer = renderer_of(name)
     written = written_call(name, {"city": "the town by the sea", "units": ["C", "F"]}, content)
     sampled = renderer.encoder.encode_rendered(written[:-20] if is_broken else written)
-    body = {"messages": [QUESTION], "tools": list(TOOLS)}
-    deltas = Deltas(Chat().read(json.dumps(body).encode()), renderer)
-    parsed = renderer.parse(sampled, tools=TOOLS)
-    told = ""
+    request = Chat().read(json.dumps({"messages": [QUESTION], "tools": list(TOOLS)}).encode())
+    deltas = Deltas(request, renderer)
+    parsed = renderer.parse_stream(sampled, "complete", tools=TOOLS, eager=request.eager)
+    text, arguments = "", {}
+
+    def take(parts):
+        nonlocal text
+        for part in parts:
+            if isinstance(part, CallDelta):
+                arguments[part.number] = arguments.get(part.number, "") + part.arguments
+            elif part.kind == "content":
+                text += part.text
+
     for token in sampled:
-        told += asyncio.run(deltas.more([token])).get("content", "")
-    assert parsed.content.startswith(told)
-    told += deltas.rest(parsed).get("content", "")
-    assert told == text_for_clients(parsed)
+        take(asyncio.run(deltas.more([token])))
+    assert parsed.content.startswith(text)
+    take(deltas.rest(parsed))
+    assert text == text_for_clients(parsed)
+    assert list(arguments.values()) == [arguments_for_clients(call) for call in calls_for_clients(parsed)]
+    if not is_broken:
+        assert parsed == renderer.parse(sampled, tools=TOOLS)

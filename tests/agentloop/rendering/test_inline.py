@@ -118,7 +118,7 @@ def test_calls_are_parsed_from_tags(renderer, ids_of, text, code):
 
 def test_partial_turn_streams_only_text_before_a_call(renderer, ids_of):
     for text in ("I compute.\n<code>", "I compute.\n<code>\nprint(1)", CODE):
-        turn = renderer.parse(ids_of(text), over=False)
+        turn = renderer.parse_stream(ids_of(text), "sampling")
         assert (turn.content, turn.calls) == ("I compute.", ())
 
 

@@ -1,16 +1,14 @@
 """The official clients send requests again after 429 and 5xx: no turn is sampled twice for one answer."""
 
-import asyncio
-from contextlib import asynccontextmanager
-
 import anthropic
-import httpx
 import openai
 import pytest
-import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import Response
-from starlette.routing import Route
+
+from agentloop import StopReason
+from agentloop.engines.testing.scripted import ScriptedEngine
+from agentloop.engines.token_listeners import listener
+from agentloop.errors import EngineError, FailureKind
+from tests.support.busy_proxy import Proxy
 
 pytestmark = pytest.mark.slow
 
@@ -18,35 +16,21 @@ QUESTION = [{"role": "user", "content": "2 + 3?"}]
 ANSWER = "It is 5."
 
 
-class Proxy:
-    """Answers the first requests with these statuses; with `late` after the gateway has answered."""
+class LostOnce(ScriptedEngine):
+    """Dies in its first turn after a token that no client can have read, and then samples another turn."""
 
-    def __init__(self, target, statuses, *, late):
-        self.target, self.statuses, self.late = target, list(statuses), late
-        self.num_requests = 0
+    async def generate(self, prompt, params, *, trajectory_id, images=()):
+        turn = await super().generate(prompt, params, trajectory_id=trajectory_id)
+        self.num_asked += 1
+        if self.num_asked == 1:
+            listener()([params.stop_token_ids[0]])
+        return turn
 
-    async def answer(self, request):
-        self.num_requests += 1
-        status = self.statuses.pop(0) if self.statuses else None
-        body = await request.body()
-        if status is None or self.late:
-            kept = {k: v for k, v in request.headers.items() if k not in ("host", "content-length")}
-            async with httpx.AsyncClient() as client:
-                answer = await client.post(self.target + request.url.path, content=body, headers=kept)
-        if status is not None:
-            return Response("busy", status, {"retry-after-ms": "1"})
-        return Response(answer.content, answer.status_code, media_type=answer.headers["content-type"])
 
-    @asynccontextmanager
-    async def running(self):
-        app = Starlette(routes=[Route("/{path:path}", self.answer, methods=["POST"])])
-        server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, ws="none"))
-        task = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        server.should_exit = True
-        await task
+class Broken(ScriptedEngine):
+    async def generate(self, prompt, params, *, trajectory_id, images=()):
+        self.num_asked += 1
+        raise EngineError("out of memory")
 
 
 async def chat(url, key, *, stream):
@@ -87,3 +71,28 @@ async def test_a_request_that_is_sent_again_is_one_turn(recorder, opened, ids_of
     if late:  # The first request says nothing of a retry, and the others do.
         assert session.num_turns == 1
     assert stream.token_ids[stream.loss_mask].tolist() == ids_of(ANSWER + "<|im_end|>")
+
+
+@pytest.mark.parametrize("ask", [chat, responses, messages])
+async def test_a_turn_of_an_engine_that_was_lost_is_asked_for_again(opened, ids_of, ask):
+    engine = LostOnce([ids_of(ANSWER + "<|im_end|>")])
+    engine.num_asked = 0
+    async with opened(engine) as (session, endpoint):
+        assert await ask(endpoint.root_url, endpoint.api_key, stream=True) == ANSWER
+    assert (engine.num_asked, session.num_turns, session.refused) == (2, 1, None)
+    (stream,) = session.trajectories()
+    assert stream.token_ids[stream.loss_mask].tolist() == ids_of(ANSWER + "<|im_end|>")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("ask", [chat, responses, messages])
+async def test_an_engine_that_failed_is_not_asked_again(opened, ask, stream):
+    engine = Broken([[0]])
+    engine.num_asked = 0
+    async with opened(engine) as (session, endpoint):
+        error = anthropic.InternalServerError if ask is messages else openai.InternalServerError
+        with pytest.raises(error, match="out of memory"):
+            await ask(endpoint.root_url, endpoint.api_key, stream=stream)
+    assert (engine.num_asked, session.refused) == (1, StopReason.ENGINE_ERROR)
+    assert session.failures == {FailureKind.ENGINE: 1}
+    assert session.trajectories() == []
