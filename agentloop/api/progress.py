@@ -98,9 +98,9 @@ class RunProgress(Observer):
         if kind is None:
             self.show(f"model saved in {self._folder}/model; curves and trajectories: agentloop view {self._folder}")
         else:
-            self.show(f"stopped after step {self._step}{self._lost()}; continue with: {self._continue_with}")
+            self.show(f"stopped after step {self._step}{self._checkpoint()}; continue with: {self._continue_with}")
 
-    def _lost(self) -> str:
+    def _checkpoint(self) -> str:
         """Describe the checkpoint from which a resumed run starts, if it is not that of the last step."""
         assert self._folder is not None
         newest = max(checkpoint_steps(RunFolder(self._folder).checkpoints), default=0)

@@ -58,7 +58,7 @@ class WorkersConfig(Config):
         return gpus
 
     @model_validator(mode="after")
-    def _says_where(self) -> Self:
+    def _needs_ray(self) -> Self:
         if self.kind == "local" and (self.count > 1 or self.address is not None or self.gpus):
             raise ValueError(
                 "workers.count, workers.address and workers.gpus apply to workers in other processes: remove them, or "

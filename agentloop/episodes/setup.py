@@ -209,16 +209,7 @@ def _load_renderer(config: RunConfig, model: Path) -> Renderer:
                 f"{' and '.join(own)}; pass fields of the service in engine.options.extra_body."
             )
         return Transcript(load_object(reader, "engine"))
-    return renderer_for(
-        model,
-        tool_format=rendering.tool_format,
-        chat_template_kwargs=rendering.chat_template_kwargs,
-        chat_template=rendering.chat_template,
-        min_pixels=rendering.min_pixels,
-        max_pixels=rendering.max_pixels,
-        inline=rendering.inline,
-        calls_in_thinking=rendering.calls_in_thinking,
-    )
+    return renderer_for(model, **dict(rendering))
 
 
 def _load_reward(config: RunConfig, factory: Callable[..., Env | AgentProgram]) -> RewardFunction | None:

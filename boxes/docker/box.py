@@ -150,7 +150,7 @@ class DockerBox:
             writing = asyncio.ensure_future(_write(streams, stdin))
             try:
                 async for name, piece in streams.until(
-                    lambda: self._engine.status(self.id, number), lambda: self._goes_on(mark)
+                    lambda: self._engine.status(self.id, number), lambda: self._is_running(mark)
                 ):
                     kept[name].add(piece)
                     if on_output is not None:
@@ -233,7 +233,7 @@ class DockerBox:
                 await self.kill_processes()
             self._reap()
 
-    async def _goes_on(self, mark: str) -> bool:
+    async def _is_running(self, mark: str) -> bool:
         """Return whether processes of a command are alive; True if the box cannot be searched."""
         return await self._run_script(_FIND, mark) != _NOT_FOUND_THERE
 

@@ -155,7 +155,7 @@ class BoxEngine:
         tty: bool = False,
     ) -> tuple[str, socket.socket, bytes]:
         """Start a command; return its id, the connection to its streams, and output already read. Raises `BoxError`."""
-        with _lost(box):
+        with _raising_box_errors(box):
             made = call(
                 self._api.exec_create,
                 box,
@@ -170,18 +170,18 @@ class BoxEngine:
 
     def status(self, box: str, command: str) -> int | None:
         """Return the exit status of a command; None while it runs. Raises `BoxError`."""
-        with _lost(box):
+        with _raising_box_errors(box):
             found = call(self._api.exec_inspect, command)
         return None if found["Running"] or found["ExitCode"] is None else int(found["ExitCode"])
 
     def resize(self, box: str, command: str, lines: int, columns: int) -> None:
         """Set the size of a command's terminal. Raises `BoxError`."""
-        with _lost(box):
+        with _raising_box_errors(box):
             call(self._api.exec_resize, command, height=lines, width=columns)
 
     def put(self, box: str, stream: IO[bytes], folder: str) -> None:
         """Unpack a tar stream in a directory of a box. Raises `BoxError`."""
-        with _lost(box):
+        with _raising_box_errors(box):
             call(self._api.put_archive, box, folder, stream)
 
     def get(self, box: str, path: str, target: IO[bytes], max_bytes: int) -> tuple[bool, str]:
@@ -189,7 +189,7 @@ class BoxEngine:
 
         Returns whether it is a directory, and its name in the stream.
         """
-        with _lost(box):
+        with _raising_box_errors(box):
             chunks, found = call(self._api.get_archive, box, path, chunk_size=_CHUNK)
             for chunk in chunks:
                 target.write(chunk)
@@ -199,28 +199,28 @@ class BoxEngine:
 
     def check_runs(self, box: str) -> None:
         """Raise `BoxLostError` if a box has ended, `BoxError` if the engine does not answer."""
-        with _lost(box):
+        with _raising_box_errors(box):
             if not call(self._api.inspect_container, box)["State"]["Running"]:
-                raise BoxLostError(_gone(box))
+                raise BoxLostError(_ended_message(box))
 
     def pid(self, box: str) -> int:
         """Return the pid of the first process of a box, on the machine of the engine. Raises `BoxError`."""
-        with _lost(box):
+        with _raising_box_errors(box):
             return int(call(self._api.inspect_container, box)["State"]["Pid"])
 
     def processes(self, box: str) -> list[str]:
         """Return the commands of all processes but the first, as the engine sees them. Raises `BoxError`."""
-        with _lost(box):
+        with _raising_box_errors(box):
             found = call(self._api.top, box, self._columns)
         if found["Processes"] is None:  # the box has just ended
-            raise BoxLostError(_gone(box))
+            raise BoxLostError(_ended_message(box))
         rows = [row[-1] for row in found["Processes"] if not row[1].startswith("Z")]
         return rows[1:]
 
     def commit(self, box: str) -> str:
         """Make an image of the files of a box, and return its id. Raises `BoxError`."""
         labels = [f'LABEL "{OWNER_LABEL}"="{own_label()}"', f'LABEL "{_LABEL}"="fork"']
-        with _lost(box):
+        with _raising_box_errors(box):
             return str(call(self._api.commit, box, changes=labels)["Id"])
 
     def remove(self, box: str) -> None:
@@ -266,7 +266,7 @@ def _raw(connection: Any) -> tuple[socket.socket, bytes]:
 
 
 @contextmanager
-def _lost(box: str) -> Iterator[None]:
+def _raising_box_errors(box: str) -> Iterator[None]:
     """Raise `BoxLostError` if the engine does not know the box or does not run it, `BoxError` for any other error."""
     import docker
 
@@ -277,11 +277,11 @@ def _lost(box: str) -> Iterator[None]:
     except SandboxError as error:
         text = str(error)
         if isinstance(error.__cause__, docker.errors.APIError) and _ENDED.search(text):
-            raise BoxLostError(_gone(box)) from error
+            raise BoxLostError(_ended_message(box)) from error
         if found := re.search("unable to find user ([^:]+):", text):
             raise BoxError(f"The box has no user {found[1]!r}.") from error
         raise BoxError(text) from error
 
 
-def _gone(box: str) -> str:
+def _ended_message(box: str) -> str:
     return f"The box {box} has ended, and its files are lost."

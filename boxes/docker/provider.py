@@ -62,7 +62,7 @@ class DockerProvider:
             try:
                 await asyncio.to_thread(engine.remove_leftovers)
             except SandboxError as error:  # the next sweep may work
-                _logger.warning("Boxes of dead processes could not be looked for: %s.", error)
+                _logger.warning("Cannot search for boxes of dead processes: %s.", error)
 
     def _connect(self) -> BoxEngine:
         return BoxEngine(self._address)

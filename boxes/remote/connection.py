@@ -68,7 +68,7 @@ class DaemonConnection:
         except TimeoutError as error:
             raise DaemonDownError(f"The daemon {self.address} did not answer within {seconds:g} s.") from error
         except httpx.TransportError as error:
-            raise self._down(error) from error
+            raise self._unreachable(error) from error
         self._check(answer)
         return answer
 
@@ -84,9 +84,9 @@ class DaemonConnection:
                     self._check(answer)
                 yield answer
         except httpx.TransportError as error:
-            raise self._down(error) from error
+            raise self._unreachable(error) from error
 
-    def _down(self, error: httpx.TransportError) -> DaemonDownError:
+    def _unreachable(self, error: httpx.TransportError) -> DaemonDownError:
         reason = str(error).rstrip(".") or type(error).__name__
         return DaemonDownError(f"The daemon {self.address} cannot be reached: {reason}.")
 

@@ -59,15 +59,15 @@ class Game:
         """Begin with a number of players."""
         with self.numbers.used():
             self.env.reset(num_players=players, seed=seed)
-            return self.told()
+            return self.observation()
 
     def step(self, text: str) -> dict[str, Any]:
         """Make a move."""
         with self.numbers.used():
             done, _ = self.env.step(action=text)
-            return self.outcome() if done else self.told()
+            return self.outcome() if done else self.observation()
 
-    def told(self) -> dict[str, Any]:
+    def observation(self) -> dict[str, Any]:
         """Return the player whose turn it is and its new messages, without the echo of its own last turn."""
         player, rows = self.env.get_observation()
         names = self.env.state.role_mapping

@@ -73,12 +73,12 @@ class WorkerEnv(Env):
     async def reset(self) -> Observation:
         pool = pool_of(self._program, processes=self._processes, exclusive=self.exclusive)
         self._episode = await pool.start(self.arguments(), seconds=self._seconds)
-        answer = self._noted(self._episode.first)
+        answer = self._checked(self._episode.first)
         return Observation((*self.task.get("messages", ()), *self._messages(answer)))
 
     async def step(self, message: Message) -> tuple[Observation, float, bool, bool]:
         assert self._episode is not None, "reset comes first"
-        answer = self._noted(await self._episode.step({"message": message}))
+        answer = self._checked(await self._episode.step({"message": message}))
         reward = answer.get("reward")
         self._is_scored |= reward is not None
         ends = bool(answer.get("terminated")), bool(answer.get("truncated"))
@@ -100,7 +100,7 @@ class WorkerEnv(Env):
         if self._episode is not None:
             await self._episode.close()
 
-    def _noted(self, answer: Any) -> Mapping[str, Any]:
+    def _checked(self, answer: Any) -> Mapping[str, Any]:
         if not isinstance(answer, Mapping):
             raise EnvError(f"the worker of {self.package} answered with {type(answer).__name__} instead of an object")
         for name, value in (answer.get("metrics") or {}).items():

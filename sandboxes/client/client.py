@@ -178,7 +178,7 @@ class SandboxClient:
         await asyncio.gather(*(daemon.check_packages(self._packages) for daemon in up))
         self._started = True
         for daemon in down:
-            _logger.warning("%s does not answer yet; it joins as soon as it does: %s", daemon.name, daemon.problem)
+            _logger.warning("%s does not answer yet; it is used as soon as it does: %s", daemon.name, daemon.problem)
             self._here().report_down(daemon, daemon.problem)
 
 

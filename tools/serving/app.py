@@ -59,9 +59,9 @@ def application(daemon: Daemon) -> ASGIApp:
     app.add_exception_handler(HTTPException, http_exception_handler)  # type: ignore[arg-type]
     app.add_exception_handler(UserError, _refused)
     app.add_exception_handler(SandboxBusyError, _busy)
-    app.add_exception_handler(BoxLostError, _lost)
+    app.add_exception_handler(BoxLostError, _box_lost)
     app.add_exception_handler(SandboxError, _failed)
-    app.add_exception_handler(ClientGoneError, _gone)
+    app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(Exception, _broken)
     return Front(app, daemon)
 
@@ -81,7 +81,7 @@ async def _busy(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": str(error)}, 504)
 
 
-async def _lost(request: Request, error: Exception) -> Response:
+async def _box_lost(request: Request, error: Exception) -> Response:
     outcomes.note(request, "box_lost")
     return JSONResponse({"detail": str(error)}, 410)
 
@@ -91,7 +91,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": str(error)}, 500)
 
 
-async def _gone(request: Request, error: Exception) -> Response:
+async def _client_gone(request: Request, error: Exception) -> Response:
     outcomes.note(request, "client_gone")
     return Response(status_code=_CLIENT_GONE)
 

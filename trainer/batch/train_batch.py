@@ -159,10 +159,3 @@ class TrainBatch:
     def num_sampled(self) -> int:
         """Number of sampled tokens of all samples."""
         return sum(sample.num_sampled for sample in self.samples)
-
-
-def supervised_batch(trajectories: Sequence[Trajectory]) -> TrainBatch:
-    """Return a batch for the `sft` loss: every sampled token has advantage 1, regardless of rewards."""
-    kept = [trajectory for trajectory in trajectories if trajectory.num_sampled > 0]
-    dropped = {NO_SAMPLED_TOKENS: len(trajectories) - len(kept)} if len(kept) < len(trajectories) else {}
-    return TrainBatch(samples=[Sample.from_trajectory(trajectory) for trajectory in kept], dropped=dropped)

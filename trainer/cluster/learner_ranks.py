@@ -155,7 +155,7 @@ class LearnerRanks:
                 return actor.call_aside.options(concurrency_group=ASIDE).remote(function, arguments)
             return actor.call.remote(function, arguments)
 
-        suspicion = threading.Timer(self._patience, self._say_where)
+        suspicion = threading.Timer(self._patience, self._log_stacks)
         suspicion.daemon = True
         suspicion.start()
         try:
@@ -249,7 +249,7 @@ class LearnerRanks:
             session.require_ray().kill(actor, no_restart=True)
         self._actors = {}
 
-    def _say_where(self) -> None:
+    def _log_stacks(self) -> None:
         _log.warning(
             "A call on the learner's ranks has taken more than %g s and may hang. The stacks of rank 0 follow; those "
             "of the other ranks are in their logs on their nodes (%s/worker-*.err).",

@@ -53,16 +53,7 @@ class FineTuning:
                 f"data.max_tokens is {longest}, but {config.model} supports {context} tokens. Set "
                 f"data.max_tokens={context} or less, or omit it."
             )
-        rendering = config.rendering
-        renderer = renderer_for(
-            model,
-            tool_format=rendering.tool_format,
-            chat_template_kwargs=rendering.chat_template_kwargs,
-            chat_template=rendering.chat_template,
-            min_pixels=rendering.min_pixels,
-            max_pixels=rendering.max_pixels,
-            inline=rendering.inline,
-        )
+        renderer = renderer_for(model, **dict(config.rendering))
         pairs = config.learner.loss == "dpo"
         train, held_out = Examples.load(config.data, renderer, max_tokens=longest, pairs=pairs)
         config = config.with_steps(len(train))

@@ -77,7 +77,7 @@ class _Recomputed:
         if not hidden.requires_grad:  # the embeddings are frozen, but the layers need gradients
             hidden = hidden.detach().requires_grad_()
         segment = self._open
-        if segment is None or not segment.goes_on_with(hidden):
+        if segment is None or not segment.continues_with(hidden):
             segment = _Segment(hidden)
         place = segment.add(partial(self.run, layer, kwargs))
         out: Tensor = _Function.apply(hidden, segment, place, partial(self.differentiate, layer, kwargs))
@@ -122,7 +122,7 @@ class _Segment:
         """Inputs of the first layers."""
         self._version = hidden._version
 
-    def goes_on_with(self, hidden: Tensor) -> bool:
+    def continues_with(self, hidden: Tensor) -> bool:
         """Return whether `hidden` is the unchanged output of the last layer."""
         if self.end is None:
             return False

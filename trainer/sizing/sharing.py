@@ -67,5 +67,5 @@ class Sharing:
             return "The engine receives new weights while the learner's are on the GPU, but both do not fit."
         if self.cache < longest:
             where = " next to the learner" if self.is_shared and not self.sleeps else ""
-            return f"The engine{where} has no room for the KV cache of an episode of maximal length."
+            return f"The engine{where} has no room for the KV cache of an episode of maximum length."
         return ""

@@ -70,11 +70,6 @@ async def verify(
             await asyncio.shield(fresh.stop())
 
 
-async def clear_tests(box: Box) -> None:
-    """Remove the tests of a step and their output, so that the agent cannot read them in the next step."""
-    await as_root(box, f"rm -rf -- {TESTS}; {emptied(VERIFIER)}")
-
-
 async def _run_tests(step: TaskStep, box: Box, logs: Path | None) -> Rewards:
     where = step.verifier_box
     has_tests = where is not None and where.has_tests

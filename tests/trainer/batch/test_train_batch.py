@@ -4,7 +4,7 @@ import pytest
 from agentloop.config.algorithm import AlgorithmConfig, OverlongConfig
 from agentloop.trainer.batch.making import make_batch
 from agentloop.trainer.batch.outcomes import TokenModels
-from agentloop.trainer.batch.train_batch import Sample, supervised_batch
+from agentloop.trainer.batch.train_batch import Sample
 from agentloop.types.limits import StopReason
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
@@ -76,12 +76,6 @@ def test_tokens_of_old_weights_carry_no_loss_and_are_counted():
 def test_groups_are_judged_separately():
     batch = make_batch([[_trajectory(1.0, [5]), _trajectory(0.0, [5])], [_trajectory(9.0, [5]), _trajectory(9.0, [5])]])
     assert [round(sample.advantage, 3) for sample in batch.samples] == [0.707, -0.707, 0.0, 0.0]
-
-
-def test_a_supervised_batch_needs_no_reward():
-    batch = supervised_batch([_trajectory(None, [5, 6]), _trajectory(None, [])])
-    assert [sample.num_sampled for sample in batch.samples] == [3]
-    assert batch.dropped == {"no_sampled_tokens": 1}
 
 
 def test_inconsistent_samples_are_refused():

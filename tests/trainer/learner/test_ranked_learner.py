@@ -172,8 +172,8 @@ async def test_ranks_equal_one(
 async def test_adapters_of_experts_on_ranks_equal_those_on_one(pool: _Pool, experts: tuple[Path, list[Sample], Result]):
     model, samples, expected = experts
     assert expected.update_norm("model.layers.0.mlp.experts.gate_up_proj") > 0.01
-    layout = Layout(2, {"gather_once": False, "token_budget": 80})
-    assert_equal(await compute(model, _EXPERTS, samples, layout, pool.of(2)), expected)
+    layout = Layout(RANKS, {"gather_once": False, "token_budget": 80})
+    assert_equal(await compute(model, _EXPERTS, samples, layout, pool.of(RANKS)), expected)
 
 
 def test_the_cases_differ_from_each_other(expected: dict[str, Result]):

@@ -100,7 +100,7 @@ class Softcapped:
         self, logits: Tensor, targets: Tensor, inverse_temperature: float, allowed: AllowedTokens | None = None
     ) -> Statistics:
         """Return the statistics of capped logits. The logits do not change."""
-        return statistics(self._bent(logits), targets, inverse_temperature, allowed)
+        return statistics(self._capped(logits), targets, inverse_temperature, allowed)
 
     def gradient_(
         self,
@@ -113,12 +113,12 @@ class Softcapped:
         allowed: AllowedTokens | None = None,
     ) -> Tensor:
         """Overwrite the logits with their gradient, through the soft cap."""
-        bent = self._bent(logits)
-        slope = 1 - (bent.float() / self._cap).square()
-        grad = gradient_(bent, targets, found, grad_logprob, grad_entropy, inverse_temperature, allowed)
+        capped = self._capped(logits)
+        slope = 1 - (capped.float() / self._cap).square()
+        grad = gradient_(capped, targets, found, grad_logprob, grad_entropy, inverse_temperature, allowed)
         return logits.copy_(grad * slope)
 
-    def _bent(self, logits: Tensor) -> Tensor:
+    def _capped(self, logits: Tensor) -> Tensor:
         return torch.tanh(logits / self._cap).mul_(self._cap)
 
 
