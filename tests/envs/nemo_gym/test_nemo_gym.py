@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import os
-import signal
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentloop import AgentLoop, Limits, play_script
@@ -148,15 +147,15 @@ def test_a_judge_that_fails_or_needs_a_model_is_a_failed_episode(rows_of):
 
 async def test_a_server_that_dies_fails_its_episodes_only(rows_of):
     row = rows_of(server="example_session_state_mgmt")[0]
-    pool = pool_of(program(**row["environment"]))
+    others = set(psutil.Process().children())
     turns = 0
 
     def script(name, turn, prompt, params):
         nonlocal turns
         turns += 1
         if turns == 2:
-            (process,) = pool._processes
-            os.kill(process._process.pid, signal.SIGKILL)
+            (worker,) = set(psutil.Process().children()) - others
+            worker.kill()
         return [*map(ord, call("get_counter_value")), END]
 
     engine = ScriptedEngine(script, max_model_len=1 << 20)
