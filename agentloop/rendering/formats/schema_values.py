@@ -58,7 +58,10 @@ def _convert(text: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any
     for choice in ("enum", "const"):
         if choice in schema:
             values = schema[choice] if choice == "enum" else [schema[choice]]
-            return next((value for value in values if text == value or text.strip() == json.dumps(value)), _MISSING)
+            if text in values:
+                return text
+            stripped = text.strip()
+            return next((value for value in values if stripped in (value, json.dumps(value))), _MISSING)
     alternatives = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
     if alternatives is None:
         types = schema.get("type", ["object", "array", "number", "boolean", "null", "string"])
