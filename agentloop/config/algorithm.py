@@ -86,9 +86,11 @@ class AlgorithmConfig(Config):
     groups_per_step: int = Field(default=16, ge=1)
     """Number of tasks per step."""
     dynamic_sampling: DynamicSamplingConfig | None = None
-    """None trains on every group."""
+    """Train only on groups with a nonzero advantage, and play tasks until there are enough (DAPO, arXiv 2503.14476).
+    None: train on every group."""
     overlong: OverlongConfig | None = None
-    """None allows episodes as long as the limits."""
+    """Soft penalty for long episodes (DAPO, arXiv 2503.14476). Within the last `buffer` tokens below
+    `max_sampled_tokens` the reward falls linearly by up to `penalty`. Only sampled tokens count. None: no penalty."""
     drop_truncated: bool = False
     """Leave episodes that hit a limit out of the loss; they still count in the statistics of their group (overlong
     filtering of DAPO)."""
@@ -96,4 +98,5 @@ class AlgorithmConfig(Config):
     """Factor of the KL penalty, log policy - log reference of each sampled token, that is subtracted from the reward;
     needs learner.reference."""
     distillation: DistillationConfig | None = None
-    """None learns from rewards only."""
+    """On-policy distillation: add `weight` * (log teacher - log policy) of each sampled token to its advantage (GKD,
+    arXiv 2306.13649). None: learn from rewards only."""

@@ -18,7 +18,7 @@ from agentloop.types.limits import Limits
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(slots=True, frozen=True, kw_only=True)
 class InlineConfig(InlineFormat):
-    """`InlineFormat`, strict about its keys."""
+    """`InlineFormat` that rejects unknown keys."""
 
 
 class RenderingConfig(Config):
@@ -47,7 +47,7 @@ class RenderingConfig(Config):
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(slots=True, frozen=True, kw_only=True)
 class LimitsConfig(Limits):
-    """`Limits`, strict about its keys."""
+    """Bounds of an episode: its turns, tokens, seconds and calls."""
 
 
 class SamplingConfig(Config):

@@ -101,7 +101,7 @@ class RunConfig(Config):
     learner: Annotated[LearnerConfig, AfterValidator(without_settings_of_the_run)] = Field(
         default_factory=LearnerConfig
     )
-    """Its model, temperature and seed are set by `model`, `sampling.temperature` and `run.seed`."""
+    """Trainer of the policy. `model`, `sampling.temperature` and `run.seed` set its model, temperature and seed."""
     critic: CriticConfig = Field(default_factory=CriticConfig)
     """The critic of the advantage `gae`; other advantages do not load it."""
     process_reward: ProcessRewardConfig = Field(default_factory=ProcessRewardConfig)

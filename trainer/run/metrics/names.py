@@ -47,7 +47,12 @@ METRICS = (
     Metric("env/*", "of the environment", "Mean of a value that the environment reports."),
     Metric("eval/reward/mean", "reward", "Mean reward on the held-out tasks.", "It falls while reward/mean rises."),
     Metric("eval/reward/*", "as reward/*", "As `reward/*`, on the held-out tasks."),
-    Metric("eval/loss", "loss", "Loss on held-out conversations, of a token, or on pairs.", "It rises: fewer epochs."),
+    Metric(
+        "eval/loss",
+        "loss",
+        "Loss per token of held-out conversations, or loss of held-out pairs.",
+        "It rises: fewer epochs.",
+    ),
     Metric("eval/accuracy", "as learner/*", "As `learner/accuracy`, on held-out pairs."),
     Metric("eval/margin", "as learner/*", "As `learner/margin`, on held-out pairs."),
     Metric(
@@ -60,7 +65,7 @@ METRICS = (
         "distillation/reverse_kl",
         "nats",
         "Mean of log policy - log teacher over sampled tokens.",
-        "It stays high: a smaller model, or a teacher of another format.",
+        "It stays high: the model is too small, or the teacher has another format.",
     ),
     Metric("learner/loss", "loss", "Mean loss over updates. Its size says little for policy gradients."),
     Metric("learner/grad_norm", "norm", "Norm of the gradient before clipping.", "It jumps by a factor of ten."),
