@@ -22,6 +22,7 @@ from agentloop.engines.stop_strings import StopFinder
 from agentloop.engines.token_listeners import listener
 from agentloop.errors import EngineError, UserError
 from agentloop.process.threads import DECODING
+from agentloop.types.grammar import Grammar
 from agentloop.weights.files import checkpoint_shapes
 from agentloop.weights.shelf import Overwritten
 
@@ -160,6 +161,13 @@ class SglangEngine(Engine):
             reason = str(error) or f"not ready after {self._start_seconds:g} s: {server.last_words()}"
             await self.close()
             raise UserError(f"SGLang cannot start with the model {self._model!r}: {reason}") from error
+
+    async def check_grammar(self, grammar: Grammar) -> None:
+        """Refuse: the servers of this engine exchange token ids and run without the tokenizer that grammars need."""
+        raise UserError(
+            "The engine sglang cannot constrain turns, because it runs SGLang without a tokenizer "
+            "(skip_tokenizer_init). Use the engine vllm or hf, or leave out response_format, tool_choice and `strict`."
+        )
 
     async def generate(
         self, prompt: Sequence[int], params: SamplingParams, *, trajectory_id: str, images: Sequence[Any] = ()

@@ -17,6 +17,8 @@ from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.run.learners import create
 from agentloop.types.grammar import Grammar
 from agentloop.types.trajectory import SegmentKind, Trajectory
+from agentloop.types.trajectory_io import read_jsonl, write_jsonl
+from tests.support.small_models import save_small_model
 
 CHECKPOINT = Path(__file__).parents[3] / "recipes" / "tiny" / "checkpoint"
 TEMPERATURE = 1.3
@@ -51,12 +53,18 @@ async def play(tokenizer, engine):
         trajectory.append(SegmentKind.PROMPT, tokenizer.encode(prompt, add_special_tokens=False))
         for turn, form_of_turn in enumerate((grammar, None)):
             params = SamplingParams(
-                max_tokens=60, temperature=TEMPERATURE, seed=number, stop_token_ids=stop, grammar=form_of_turn
+                max_tokens=60,
+                temperature=TEMPERATURE,
+                seed=number,
+                stop_token_ids=stop,
+                grammar=form_of_turn,
+                routed_from=trajectory.num_routed,
             )
             found = await engine.generate(trajectory.ids, params, trajectory_id=trajectory.trajectory_id)
             trajectory.append(
                 SegmentKind.SAMPLED, found.ids, logprobs=found.logprobs, versions=found.versions, grammar=form_of_turn
             )
+            trajectory.add_routed(found.routed)
             if turn == 0:
                 assert json.loads(tokenizer.decode(found.ids[:-1])).keys() == {"word", "numbers"}
                 more = tokenizer.encode("\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n")
@@ -79,9 +87,13 @@ def samples_of(trajectories):
     return [Sample.from_trajectory(each, value) for each, value in zip(trajectories, advantages, strict=True)]
 
 
-def learner(model=CHECKPOINT, **options):
+def config(model=CHECKPOINT, **options):
     values = {"lr": 1.0, "eps": 1.0, "grad_clip": None, "temperature": TEMPERATURE, **options}
-    return create(LearnerConfig(model=str(model), device="cpu", **values))
+    return LearnerConfig(model=str(model), device="cpu", **values)
+
+
+def learner(model=CHECKPOINT, **options):
+    return create(config(model, **options))
 
 
 def plain_logprobs(model, sample, grammars):
@@ -155,6 +167,43 @@ def test_tokens_that_are_too_old_lose_their_masks_with_their_loss(trajectories):
     young = replace(sample, versions=versions).since(0)
     whole, rest = learner().logprobs([sample, young])
     np.testing.assert_allclose(rest, whole[4:], atol=1e-5)
+
+
+def test_a_trajectory_keeps_its_grammar_in_a_file(trajectories, tokenizer, tmp_path):
+    write_jsonl(tmp_path / "turns.jsonl", trajectories)
+    read = list(read_jsonl(tmp_path / "turns.jsonl"))
+    assert next(read[0].sampled_segments()).grammar == Grammar(form(SCHEMA), (tokenizer.eos_token_id,))
+    pairs = zip(learner().logprobs(samples_of(read)), learner().logprobs(samples_of(trajectories)), strict=True)
+    assert all(np.array_equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_a_teacher_scores_constrained_tokens_among_the_allowed_ones(trajectories, tmp_path, backend):
+    teacher = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    with torch.no_grad():
+        teacher.model.norm.weight.mul_(0.5)
+    teacher.save_pretrained(tmp_path)
+    for file in CHECKPOINT.glob("tokenizer*"):
+        (tmp_path / file.name).symlink_to(file)
+    samples, grammars = samples_of(trajectories), ModelGrammars(CHECKPOINT)
+    found = learner(reference=str(tmp_path), backend=backend).reference_logprobs(samples)
+    for sample, logprobs in zip(samples, found, strict=True):
+        expected = plain_logprobs(teacher, sample, grammars).detach().numpy()
+        np.testing.assert_allclose(logprobs, expected, atol=1e-4)
+
+
+async def test_experts_are_replayed_in_constrained_turns(tokenizer, tmp_path):
+    model = save_small_model("qwen3_moe", tmp_path, vocab_size=1152, max_position_embeddings=512)
+    for file in CHECKPOINT.glob("tokenizer*"):
+        (model / file.name).symlink_to(file)
+    engine = engines.create("hf", model=str(model), dtype="float32", device="cpu", seed=0, routed_experts=True)
+    await engine.start()
+    samples = samples_of(await play(tokenizer, engine))
+    await engine.close()
+    assert all(sample.routed is not None for sample in samples)
+    found = learner(model, router_replay=True).logprobs(samples)
+    for sample, logprobs in zip(samples, found, strict=True):
+        np.testing.assert_allclose(logprobs, sample.logprobs[sample.loss_mask], atol=1e-4)
 
 
 def test_a_folder_without_a_tokenizer_is_named(trajectories, tmp_path):
