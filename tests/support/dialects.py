@@ -35,7 +35,12 @@ class Chat:
 
 
 def text_of(content):
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
+
+
+def images_of(content):
+    """The data: URIs of a message's images."""
+    return [] if isinstance(content, str) else [p["image_url"]["url"] for p in content or () if "image_url" in p]
 
 
 def calls_of(message):
@@ -67,14 +72,16 @@ class Messages:
     def body(history, tools):
         messages = []
         for message in history:
-            text = text_of(message["content"])
+            content = [{"type": "text", "text": text_of(message["content"])}]
+            for url in images_of(message["content"]):
+                media_type, data = url.removeprefix("data:").split(";base64,")
+                source = {"type": "base64", "media_type": media_type, "data": data}
+                content.append({"type": "image", "source": source})
             if message["role"] == "tool":
-                role, content = (
-                    "user",
-                    [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}],
-                )
+                role, call_id = "user", message["tool_call_id"]
+                content = [{"type": "tool_result", "tool_use_id": call_id, "content": content}]
             else:
-                role, content = message["role"], [{"type": "text", "text": text}]
+                role = message["role"]
                 if thinking := message.get("reasoning_content"):
                     content.insert(0, {"type": "thinking", "thinking": thinking, "signature": ""})
                 for call_id, called in calls_of(message):
@@ -120,14 +127,15 @@ class Responses:
     def body(history, tools):
         items = []
         for message in history:
-            text = text_of(message["content"])
+            kind = "output_text" if message["role"] == "assistant" else "input_text"
+            content = [{"type": kind, "text": text_of(message["content"])}]
+            content += [{"type": "input_image", "image_url": url} for url in images_of(message["content"])]
             if message["role"] == "tool":
-                items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": text})
+                items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": content})
                 continue
             if thinking := message.get("reasoning_content"):
                 items.append({"type": "reasoning", "content": [{"type": "reasoning_text", "text": thinking}]})
-            kind = "output_text" if message["role"] == "assistant" else "input_text"
-            items.append({"type": "message", "role": message["role"], "content": [{"type": kind, "text": text}]})
+            items.append({"type": "message", "role": message["role"], "content": content})
             for call_id, called in calls_of(message):
                 items.append({"type": "function_call", "call_id": call_id, **called})
         tools = [{"type": "function", **tool["function"]} for tool in tools]

@@ -1,17 +1,21 @@
 """Programs that do whatever they like: each answered token is trained once, or the episode fails by kind."""
 
 import asyncio
+import base64
+import io
 import re
 from array import array
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cache
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from agentloop import AgentLoop, Limits, StopReason
 from agentloop.engines.base import FinishReason, Generation
@@ -19,7 +23,7 @@ from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.engines.token_listeners import listener
 from agentloop.envs.agent.program import AgentProgram
 from agentloop.errors import EngineError, FailureKind
-from agentloop.recipes.tiny.tokenizer import build_tokenizer
+from agentloop.recipes.deepeyes.tiny_model import build_model
 from agentloop.rendering import renderer_for
 from tests.support.dialects import DIALECTS, Chat, Responses, events_of
 
@@ -31,7 +35,7 @@ SAID = ["#{}. yes", "<think>\nhm\n</think>\n\n#{}. so", '#{}. <tool_call>\n{{"na
         "#{}. a<tool_call>\n{{bad</tool_call>", "#{}. é\n\n"]  # fmt: skip
 ROW = {"messages": [{"role": "user", "content": "Do it."}], "answer": "5"}
 
-text = st.text(max_size=6) | st.sampled_from(["<|im_end|>", "<think>", "\n", "#0."])
+text = st.text(max_size=6) | st.sampled_from(["<|im_end|>", "<think>", "\n", "#0.", "a picture", "picture"])
 # What happens to one of the histories, and how the program then asks.
 changes = st.sampled_from(["new", "append", "append", "append", "rewrite", "drop", "repeat", "swap", "back", "fork"])
 ways = st.sampled_from(["whole", "whole", "stream", "stream", "leave", "ask again", "twice", "by name", "nonsense"])
@@ -41,7 +45,22 @@ rounds = st.lists(st.lists(steps, min_size=1, max_size=3), min_size=1, max_size=
 
 @cache
 def renderer():
-    return renderer_for(build_tokenizer())
+    """The renderer of a model that sees images."""
+    with TemporaryDirectory() as folder:
+        return renderer_for(build_model(folder))
+
+
+@cache
+def picture(width):
+    file = io.BytesIO()
+    Image.new("RGB", (width, 60), "red").save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def content_of(added):
+    if "picture" not in added:
+        return added
+    return [{"type": "text", "text": added}, {"type": "image_url", "image_url": {"url": picture(10 * len(added))}}]
 
 
 class Scribe(ScriptedEngine):
@@ -52,7 +71,7 @@ class Scribe(ScriptedEngine):
         self.begin(None)
 
     def begin(self, fails_at):
-        self.fails_at, self.num_begun, self.said = fails_at, 0, {}
+        self.fails_at, self.num_begun, self.said, self.shown = fails_at, 0, {}, {}
 
     async def generate(self, prompt, params, *, trajectory_id, images=()):
         number, hear, prompt = self.num_begun, listener(), list(prompt)
@@ -73,6 +92,7 @@ class Scribe(ScriptedEngine):
             FinishReason.LENGTH if is_cut else FinishReason.STOP,
         )
         self.said[number] = (prompt, turn)
+        self.shown[number] = list(images)
         return turn
 
 
@@ -99,9 +119,9 @@ def changed(histories, which, change, added):
         del history[-1]
     if not history or history[-1]["role"] == "assistant":
         calls = (history[-1] if history else {}).get("tool_calls") or ()
-        history += [{"role": "tool", "tool_call_id": call["id"], "content": added} for call in calls]
+        history += [{"role": "tool", "tool_call_id": call["id"], "content": content_of(added)} for call in calls]
     if not history or history[-1]["role"] == "assistant":
-        history.append({"role": "user", "content": added})
+        history.append({"role": "user", "content": content_of(added)})
     return which, [dict(message) for message in history]
 
 
@@ -229,6 +249,8 @@ def test_each_answered_token_is_trained_once_or_the_episode_fails_by_kind(play, 
             number = int(stream.versions[segment.start]) // 1000
             prompt, sampled = engine.said[number]
             assert ids[: segment.start].tolist() == prompt
+            shown = [image for earlier in stream.segments if earlier.end <= segment.start for image in earlier.images]
+            assert shown == engine.shown[number]
             assert ids[turn].tolist() == list(sampled.ids)
             assert stream.logprobs[turn].tolist() == list(sampled.logprobs)
             assert mask[turn].all()
