@@ -2,9 +2,9 @@
 
     python -m benchmarks.rollout.gateway [--agents 512] [--turns 6] [--seconds 2] [--repeats 3]
 
-Agents in a process of their own hold a conversation each, over plain HTTP: every call sends the whole history, and
-adds a message of 120 words. The engine takes `--seconds` for a turn, and the agents begin spread over that time. The
-lag of the loop is how late a sleep of 10 ms ends. One agent alone, with an engine that takes no time, measures the
+A separate process runs the agents. Each has one conversation over plain HTTP: every call sends the whole history and
+adds a message of 120 words. The engine takes `--seconds` for a turn, and the starts of the agents are spread over that
+time. Loop lag is the delay of a sleep of 10 ms. One agent alone, with an engine that takes no time, measures the
 latency of a call. The same episodes played through the agent loop, without HTTP, compare an external agent with an
 environment. All figures are of each repetition and their median, as other programs may run on the machine.
 """
@@ -22,8 +22,8 @@ from typing import Any
 
 from agentloop import AgentLoop, Env, Limits, Observation
 from agentloop.engines.testing.scripted import ScriptedEngine
+from agentloop.envs.agent.program import AgentProgram, Endpoint
 from agentloop.episodes.worker import RolloutWorker
-from agentloop.gateway import Gateway, Sampling
 from agentloop.rendering import renderer_for
 from agentloop.types.requests import RolloutRequest
 from benchmarks import results_file
@@ -85,44 +85,81 @@ async def converse(dialect: str, urls: list[str], turns: int, seconds: float) ->
     print(json.dumps(latencies))
 
 
-async def lags(found: list[float]) -> None:
-    while True:
-        started = time.perf_counter()
-        await asyncio.sleep(0.01)
-        found.append(time.perf_counter() - started - 0.01)
+class Lag:
+    """How late sleeps of 10 ms end, in ms: in all, and at most because of what the thread of the loop computes.
+
+    The difference is the time in which other programs had its core.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[float] = []
+        self.own: list[float] = []
+
+    async def watch(self) -> None:
+        while True:
+            due, computed = time.perf_counter() + 0.01, time.thread_time()
+            await asyncio.sleep(0.01)
+            late, computed = time.perf_counter() - due, time.thread_time() - computed
+            self.all.append(late * 1e3)
+            self.own.append(min(late, computed) * 1e3)
+
+    def figures(self) -> dict[str, float]:
+        every, own = sorted(self.all), sorted(self.own)
+        place = int(len(every) * 0.99)
+        return {
+            "loop_lag_ms_median": statistics.median(every),
+            "loop_lag_ms_p99": every[place],
+            "loop_lag_ms_max": every[-1],
+            "loop_lag_own_ms_p99": own[place],
+            "loop_lag_own_ms_max": own[-1],
+        }
+
+
+class Clients:
+    """The agents of a dialect, in a process of their own. Each episode waits until all of them have ended."""
+
+    def __init__(self, dialect: str, agents: int, turns: int, seconds: float) -> None:
+        self.agents = agents
+        self.urls: list[str] = []
+        self.over: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+        self.options = ["--dialect", dialect, "--turns", str(turns), "--seconds", str(seconds)]
+
+    async def agent(self, task: Any, model: Endpoint) -> float:
+        self.urls.append(model.base_url)
+        if len(self.urls) == self.agents:
+            self.over.set_result(await self.talk())
+        await self.over
+        return 1.0
+
+    async def talk(self) -> list[float]:
+        """Return the seconds of each call."""
+        command = [sys.executable, "-m", "benchmarks.rollout.gateway", "--urls", json.dumps(self.urls), *self.options]
+        client = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        output, _ = await client.communicate()
+        assert client.returncode == 0
+        return sorted(json.loads(output))
 
 
 async def through_the_gateway(
-    gateway: Gateway, dialect: str, agents: int, turns: int, seconds: float
+    loop: AgentLoop, dialect: str, agents: int, turns: int, seconds: float
 ) -> dict[str, float]:
-    sessions = [gateway.session(limits=LIMITS, sampling=Sampling(), trajectory_id=str(k)) for k in range(agents)]
-    opened = [await session.__aenter__() for session in sessions]
-    found: list[float] = []
-    urls = json.dumps([endpoint.base_url for _, endpoint in opened])
-    command = [sys.executable, "-m", "benchmarks.rollout.gateway", "--dialect", dialect, "--urls", urls]
+    clients = Clients(dialect, agents, turns, seconds)
+    worker = RolloutWorker(loop, lambda _: AgentProgram({}, agent=clients.agent), max_concurrency=agents)
+    lag = Lag()
+    watch = asyncio.create_task(lag.watch())
     wall, cpu = time.perf_counter(), time.process_time()
-    watch = asyncio.create_task(lags(found))
-    client = await asyncio.create_subprocess_exec(
-        *command, "--turns", str(turns), "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await client.communicate()
-    assert client.returncode == 0
+    group = await worker.play(RolloutRequest(group_id="g", row=0, n=agents, seed=0))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     watch.cancel()
-    for session in sessions:
-        await session.__aexit__(None, None, None)
-    streams = [session.trajectories() for session, _ in opened]
-    assert all(len(each) == 1 and each[0].num_turns == turns for each in streams)
-    found.sort()
-    latencies = sorted(json.loads(output))
+    latencies = clients.over.result()
+    assert len(latencies) == agents * turns
+    assert all(stream.num_turns == turns and not stream.branches for stream in group.trajectories)
     return {
         "calls_per_second": agents * turns / wall,
         "cpu_ms_per_call": cpu / (agents * turns) * 1e3,
         "latency_ms_median": (latencies[len(latencies) // 2] - seconds) * 1e3,
-        "tokens_of_a_stream": len(streams[0][0]),
-        "loop_lag_ms_median": found[len(found) // 2] * 1e3,
-        "loop_lag_ms_p99": found[int(len(found) * 0.99)] * 1e3,
-        "loop_lag_ms_max": found[-1] * 1e3,
+        "tokens_of_a_stream": len(group.trajectories[0]),
+        **lag.figures(),
     }
 
 
@@ -142,16 +179,17 @@ def median(runs: list[dict[str, float]]) -> dict[str, float]:
 async def measure(agents: int, turns: int, seconds: float, repeats: int) -> dict[str, Any]:
     renderer = renderer_for(load_tokenizer())
     ids = [*renderer.encode("The model says a sentence of a dozen words or so."), renderer.stop_token_ids[0]]
-    instant, slow = ScriptedEngine([ids]), ScriptedEngine([ids], seconds_per_turn=seconds)
+    instant = AgentLoop(ScriptedEngine([ids]), renderer, limits=LIMITS)
+    slow = AgentLoop(ScriptedEngine([ids], seconds_per_turn=seconds), renderer, limits=LIMITS)
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in PATHS}
     alone: dict[str, list[dict[str, float]]] = {name: [] for name in PATHS}
     loop: list[dict[str, float]] = []
     for _ in range(repeats):
         for name in PATHS:
-            await through_the_gateway(Gateway(instant, renderer), name, 1, 4, 0.0)  # warm
-            alone[name].append(await through_the_gateway(Gateway(instant, renderer), name, 1, 64, 0.0))
-            runs[name].append(await through_the_gateway(Gateway(slow, renderer), name, agents, turns, seconds))
-        loop.append(await through_the_loop(AgentLoop(instant, renderer, limits=LIMITS), agents, turns))
+            await through_the_gateway(instant, name, 1, 4, 0.0)  # warm
+            alone[name].append(await through_the_gateway(instant, name, 1, 64, 0.0))
+            runs[name].append(await through_the_gateway(slow, name, agents, turns, seconds))
+        loop.append(await through_the_loop(instant, agents, turns))
     own = median(loop)["cpu_ms_per_turn"]
     dialects = {
         name: {
