@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -33,6 +35,7 @@ TOOLS = (
     {"type": "function", "function": {"name": "forecast", "parameters": ARGUMENTS}},
 )
 STRICT = frozenset({"weather", "forecast"})
+_DOCS = Path(__file__).parents[4] / "docs" / "guides" / "gateway.md"
 REFUSED = sorted(set(FORMATS) - set(CONSTRAINED))
 
 
@@ -127,5 +130,13 @@ def test_text_around_strict_calls_is_free(name, compiler, tokenizer, ids_of):
     compiler.masks(grammar, ids_of(text + END))
 
 
-def test_formats_that_are_refused():
-    assert REFUSED == ["gemma4", "lfm2", "lfm2_5"]
+def test_the_table_of_the_docs_is_true():
+    found = re.findall(r"^\| ([\w, ]+) \| (as sampled|when the \w+ has ended) \| (yes|no) \|$", _DOCS.read_text(), re.M)
+    rows = {name: (when, constrained) for names, when, constrained in found for name in names.split(", ")}
+    for name in FORMATS:
+        written = call_format(name)
+        is_stepwise = written.begin is not None or written.reads_in_steps
+        when = "call" if written.read is not None else "turn"
+        expected = "as sampled" if is_stepwise else f"when the {when} has ended"
+        assert rows.pop(name) == (expected, "yes" if name in CONSTRAINED else "no")
+    assert rows == {}
