@@ -1,10 +1,12 @@
 """Measure the cost of the gateway for each dialect: processor time of a call, latency, and how long its loop blocks.
 
-    python -m benchmarks.rollout.gateway [--agents 512] [--turns 6] [--seconds 2] [--repeats 3]
+    [chrt --reset-on-fork --fifo 1] python -m benchmarks.rollout.gateway [--agents 512] [--turns 6] [--seconds 2]
+        [--repeats 3]
 
-A separate process runs the agents. Each has one conversation over plain HTTP: every call sends the whole history and
+The agents are episodes of one rollout worker. A separate process runs the agents. Each has one conversation over plain HTTP: every call sends the whole history and
 adds a message of 120 words. The engine takes `--seconds` for a turn, and the starts of the agents are spread over that
-time. Loop lag is the delay of a sleep of 10 ms. One agent alone, with an engine that takes no time, measures the
+time. Loop lag is the delay of a sleep of 10 ms. Its own part is at most the time in which the thread of the loop
+computed; in the rest other programs had its core. `chrt` gives the loop its core at once on a busy machine. One agent alone, with an engine that takes no time, measures the
 latency of a call. The same episodes played through the agent loop, without HTTP, compare an external agent with an
 environment. All figures are of each repetition and their median, as other programs may run on the machine.
 """
@@ -207,6 +209,7 @@ async def measure(agents: int, turns: int, seconds: float, repeats: int) -> dict
         "turns": turns,
         "seconds_of_a_turn": seconds,
         "load_of_the_machine": os.getloadavg()[0],
+        "real_time_priority": bool(os.sched_getscheduler(0) & os.SCHED_FIFO),
         "agent_loop": {"cpu_ms_per_turn": own},
         "dialects": dialects,
     }
