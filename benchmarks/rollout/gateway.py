@@ -3,12 +3,13 @@
     [chrt --reset-on-fork --fifo 1] python -m benchmarks.rollout.gateway [--agents 512] [--turns 6] [--seconds 2]
         [--repeats 3]
 
-The agents are episodes of one rollout worker. A separate process runs the agents. Each has one conversation over plain HTTP: every call sends the whole history and
-adds a message of 120 words. The engine takes `--seconds` for a turn, and the starts of the agents are spread over that
-time. Loop lag is the delay of a sleep of 10 ms. Its own part is at most the time in which the thread of the loop
-computed; in the rest other programs had its core. `chrt` gives the loop its core at once on a busy machine. One agent alone, with an engine that takes no time, measures the
-latency of a call. The same episodes played through the agent loop, without HTTP, compare an external agent with an
-environment. All figures are of each repetition and their median, as other programs may run on the machine.
+The agents are episodes of one rollout worker, in a process of their own. Each has one conversation over plain HTTP:
+every call sends the whole history and adds a message of 120 words. The engine takes `--seconds` for a turn, and the
+starts of the agents are spread over that time. Loop lag is the delay of a sleep of 10 ms. Its own part is at most the
+time in which the thread of the loop computed; in the rest other programs had its core. `chrt` gives the loop its core
+at once on a busy machine. One agent alone, with an engine that takes no time, measures the latency of a call. The same
+episodes played through the agent loop, without HTTP, compare an external agent with an environment. All figures are of
+each repetition and their median, as other programs may run on the machine.
 """
 
 from __future__ import annotations
