@@ -81,6 +81,23 @@ async def test_a_call_that_must_be_has_arguments_of_its_schema(engine, serving):
     assert_obeyed(session, 1)
 
 
+async def test_the_arguments_of_a_constrained_call_stream_and_match_their_schema(engine, serving):
+    tools = [{"type": "function", "function": CALLED | {"strict": True}}]
+    seen = []
+    async with serving(engine) as (client, session):
+        asked = {"model": "m", "messages": QUESTION, "tools": tools, "tool_choice": "required", "max_tokens": 1500}
+        async with client.chat.completions.stream(**asked) as stream:
+            async for event in stream:
+                if event.type == "chunk":
+                    (choice,) = event.snapshot.choices
+                elif event.type == "tool_calls.function.arguments.delta":
+                    seen.append(event.arguments)
+    if choice.finish_reason == "tool_calls":
+        assert json.loads(seen[-1]) in ({"a": 1}, {"a": 2})
+        assert choice.message.tool_calls[0].function.name == "add"
+    assert_obeyed(session, 1)
+
+
 async def test_a_schema_that_cannot_be_used_is_an_error_of_the_client(engine, serving):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "colour"}}}
     async with serving(engine) as (client, session):
