@@ -47,6 +47,7 @@ from agentloop.trainer.run.metrics.rollout import learner_metrics, rollout_metri
 from agentloop.trainer.run.metrics.sampling import sampling_metrics
 from agentloop.trainer.run.metrics.sources import source_metrics
 from agentloop.trainer.run.steps import StepLoop, now
+from agentloop.trainer.schedule.engine_check import check_engine
 from agentloop.trainer.schedule.failures import check_failures
 from agentloop.trainer.schedule.gpu_time_sharing import GpuTimeSharing
 from agentloop.trainer.schedule.observers import Stage, StageTimer
@@ -188,6 +189,8 @@ class Run(StepLoop):
             started = now()
             learned = await LEARNER.run(self.learner.step, batch)
             self._train_seconds = now() - started
+        if self.version == 0:
+            check_engine(learned, self.config)
         self.version += 1
         metrics: dict[str, float] = {"step": self.version, "policy_version": self.version, "epoch": self.sampler.epoch}
         metrics |= rollout_metrics(selection.played)

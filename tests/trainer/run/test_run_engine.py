@@ -4,6 +4,7 @@ import pytest
 
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
 from agentloop.trainer.run.train import train
 
 pytestmark = pytest.mark.slow
@@ -30,3 +31,15 @@ async def test_a_resumed_run_samples_with_the_weights_of_the_checkpoint(sums):
     folder = await train(load_config(RunConfig, sums / "config.yaml", [*overrides, "run.steps=2"]), sums / "run")
     assert [line["step"] for line in folder.read_metrics()] == [1, 2]
     assert folder.read_metrics()[1]["learner/logprob_diff"] < 1e-4
+
+
+async def test_an_engine_with_other_weights_ends_the_run_before_a_checkpoint(sums):
+    (sums / "reward.py").write_text("def reward(trajectory, task):\n    return sum(trajectory.ids) % 7\n")
+    config = load_config(
+        RunConfig,
+        sums / "config.yaml",
+        [*HF, f"env.reward={sums}/reward.py:reward", "run.steps=2", "run.max_logprob_diff=1e-9"],
+    )
+    with pytest.raises(UserError, match=r"engine 'hf' and of the learner differ by .* nats on average in step 1"):
+        await train(config, sums / "run")
+    assert not list((sums / "run" / "checkpoints").glob("step_*"))
