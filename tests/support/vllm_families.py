@@ -33,15 +33,18 @@ _WIDTH = 4
 _WIDER = dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"), 16)
 """Its gated delta nets need heads of 128."""
 _LATENT = {"kv_lora_rank": 512 // _WIDTH, "qk_rope_head_dim": 64 // _WIDTH}
-_SIZES = dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "longcat_flash"), _LATENT)
+_SIZES = dict.fromkeys(
+    ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "longcat_flash", "youtu"), _LATENT
+)
 """vLLM for CPU has latent attention only in the size of DeepSeek."""
 _KEYS: dict[str, dict[str, Any]] = {
-    "deepseek_v3": {"topk_method": "noaux_tc"},
+    "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     "glm4_moe": {"head_dim": 32, "first_k_dense_replace": 1},
     "glm4_moe_lite": {"first_k_dense_replace": 1},
     "lfm2": {"conv_dim": 128, "conv_dim_out": 128, "block_dim": 128, "block_ff_dim": 192},
     "llama4": {"text_config": {"attention_chunk_size": 32, "num_experts_per_tok": 1}},
     "llama4_text": {"attention_chunk_size": 32, "num_experts_per_tok": 1},
+    "minicpm3": {"dim_model_base": 128},
     "minimax_m2": {"rotary_dim": 32, "scoring_func": "sigmoid", "use_routing_bias": True, "attn_type_list": [1] * 4},
 }
 """Keys that published configurations have and vLLM reads, but transformers does not write; values that vLLM takes."""
@@ -119,7 +122,7 @@ def compared(family: str) -> dict[str, Any]:
         file = folder / "config.json"
         settings = json.loads(file.read_text())
         for key, value in _KEYS.get(family, {}).items():
-            settings[key] = settings[key] | value if isinstance(value, dict) else value
+            settings[key] = settings.get(key, {}) | value if isinstance(value, dict) else value
         file.write_text(json.dumps(settings))
         # vLLM runs some families with the classes of transformers, and lets these compile themselves.
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -139,7 +142,7 @@ def _outcome(folder: Path, model: nn.Module, dtype: str) -> dict[str, Any]:
         engine = InProcess(folder, dtype)
         return {"dtype": dtype, **_compared(engine, model, np.max if dtype == "float32" else np.mean)}
     except Exception as error:  # the boundary to vLLM, which may raise anything
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": f"{type(error).__name__}: {error}".replace(str(folder), "FOLDER")}
     finally:
         if engine is not None:
             engine.close()

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from agentloop.engines.vllm import adapters
+from agentloop.engines.vllm import adapters, cpu
 from agentloop.engines.vllm.direct_copies import seen_by_reload
 from agentloop.engines.vllm.head import keep_logits_float32
-from agentloop.engines.vllm.seeds import let_generators_rewind
 from agentloop.weights.checkpoint_names import CheckpointNames
 from agentloop.weights.copies import copies_of, is_as_loaded
 from agentloop.weights.shelf import CannotMap, MappedWeights, Overwritten
@@ -88,7 +87,7 @@ class WeightReceiver:
         features = self.model_runner.encoder_cache
         kept = dict(features) if isinstance(features, dict) else {}
         if self.device.type == "cpu":
-            _pack_experts_again(self.get_model())
+            cpu.pack_experts_again(self.get_model())
         with seen_by_reload(self.get_model()):
             self.reload_weights(weights_iterator=self._agentloop_names().converted(mapped), is_checkpoint_format=True)
         if kept:
@@ -106,7 +105,7 @@ class WeightReceiver:
         return names
 
     def agentloop_prepare(self, rank: int | None) -> None:
-        """Keep logits in float32 from now on, and let seeded turns of CPUs have chunked prompts.
+        """Keep logits in float32 from now on, and correct what vLLM computes differently on CPUs.
 
         `rank` is that of the policy's adapter, if updates bring adapters.
         """
@@ -114,21 +113,15 @@ class WeightReceiver:
             adapters.install(self.model_runner, rank)
         keep_logits_float32(self.get_model())
         if self.device.type == "cpu":
-            let_generators_rewind(self.model_runner)
+            cpu.let_generators_rewind(self.model_runner)
+            cpu.correct_rotary_embeddings(self.get_model())
+            cpu.correct_routers(self.get_model())
 
     def agentloop_watch(self, owner: int) -> None:
         """Exit when process `owner` exits, and end the engine core in between, because vLLM outlives a killed owner."""
         rendezvous = str(getattr(self, "distributed_init_method", ""))
         file = rendezvous.removeprefix("file://") if rendezvous.startswith("file://") else None
         threading.Thread(target=_end_with, args=(owner, file), name="agentloop-watch", daemon=True).start()
-
-
-def _pack_experts_again(model: torch.nn.Module) -> None:
-    """Let the next reload pack the weights of experts for CPU kernels, which vLLM does only with a new kernel."""
-    for layer in model.modules():
-        method = getattr(layer, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None:
-            vars(method)["moe_kernel"] = None
 
 
 def _pack_tied_heads(model: torch.nn.Module) -> None:

@@ -86,3 +86,11 @@ async def test_a_small_mixture_of_experts_learns_through_vllm(tmp_path: Path):
     metrics = await _trained(tmp_path, "qwen3_moe", "vllm", width=4)
     assert max(line["learner/logprob_diff_max"] for line in metrics) < 1e-3
     _assert_learned(metrics)
+
+
+@pytest.mark.ecosystem
+@pytest.mark.vllm
+async def test_a_small_hybrid_learns_through_vllm(tmp_path: Path):
+    metrics = await _trained(tmp_path, "qwen3_5_text", "vllm", width=16, dtype="bfloat16")
+    assert max(line["learner/logprob_diff"] for line in metrics) < 0.1
+    _assert_learned(metrics)

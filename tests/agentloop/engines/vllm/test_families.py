@@ -32,7 +32,7 @@ def _check(result: dict[str, Any]) -> None:
 
 
 def test_experts_sinks_and_recurrent_layers_are_exact_after_an_update():
-    found = _compared(["qwen3_moe", "gpt_oss", "falcon_h1"])
+    found = _compared(["qwen3_moe", "gpt_oss", "falcon_h1", "lfm2", "minimax_m2"])
     for result in found.values():
         _check(result)
     assert found["qwen3_moe"]["cached_tokens"] > 0
