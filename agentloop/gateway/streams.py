@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from agentloop.gateway.session import Session
     from agentloop.rendering.base import Renderer
 
-_News = tuple[int, Delta | Completion] | Exception
-"""A new part or the end of the turn with this index, or the error that ended the answer."""
+_News = tuple[int, Delta | Completion | None] | Exception
+"""A new part or the end of the turn with this index, None while it is silent, or the error that ended the answer."""
+_SILENT_TOKENS = 64
+"""Number of tokens without a part of the turn after which the client is told that the turn goes on."""
 
 
 async def streamed(session: Session, request: ModelRequest, dialect: Dialect, renderer: Renderer) -> StreamingResponse:
@@ -85,7 +87,7 @@ class _Turns:
                 completions.append(what)
                 yield self._events.end(index, what)
             else:
-                yield self._events.more(index, what)
+                yield self._events.silent() if what is None else self._events.more(index, what)
             news = None
         yield self._events.close(completions)
 
@@ -105,14 +107,20 @@ class _Turns:
         turn = asyncio.ensure_future(self._session.complete(self._request, index, hear=hear))
         turn.add_done_callback(lambda _: is_more.set())
         deltas = Deltas(self._request, self._renderer)
+        num_silent = 0
         try:
             while not turn.done():
                 await is_more.wait()
                 is_more.clear()
                 ids = heard[:]
                 heard.clear()
-                for delta in await deltas.more(ids, prefix) if ids else ():
-                    self._news.put_nowait((index, delta))
+                parts = await deltas.more(ids, prefix) if ids else []
+                num_silent = 0 if parts else num_silent + len(ids)
+                if num_silent >= _SILENT_TOKENS:
+                    num_silent = 0
+                    self._news.put_nowait((index, None))
+                for part in parts:
+                    self._news.put_nowait((index, part))
             completion = await turn
         except Exception as error:  # the reader of the events raises it
             self._news.put_nowait(error)

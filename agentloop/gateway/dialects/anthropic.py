@@ -133,6 +133,9 @@ class _Events:
         text = self._enter("thinking", {"type": "thinking", "thinking": "", "signature": ""})
         return text + self._delta({"type": "thinking_delta", "thinking": delta.text})
 
+    def silent(self) -> str:
+        return event({"type": "ping"})
+
     def end(self, index: int, completion: Completion) -> str:
         return self._leave()
 

@@ -26,6 +26,10 @@ class Events(Protocol):
         """Return the events of a part of turn `index`."""
         ...
 
+    def silent(self) -> str:
+        """Return the events that tell the client of a long call that the turn goes on."""
+        ...
+
     def end(self, index: int, completion: Completion) -> str:
         """Return the events that end a turn; all its parts were sent."""
         ...

@@ -142,6 +142,9 @@ class _Events:
             return ""
         return self._delta(index, {"tool_calls": [{"index": delta.number, **call}]})
 
+    def silent(self) -> str:
+        return ": sampling\n\n"
+
     def end(self, index: int, completion: Completion) -> str:
         last: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": _finish_reason(completion)}
         last["logprobs"] = _logprobs(completion, self._renderer)

@@ -146,6 +146,9 @@ class _Events:
         text += self._event(f"response.{kind}.done", **{filled: item[filled]}, **place)
         return text + self._done(item)
 
+    def silent(self) -> str:
+        return ": sampling\n\n"
+
     def end(self, index: int, completion: Completion) -> str:
         return self._leave()
 

@@ -4,10 +4,12 @@ import asyncio
 import json
 
 import anthropic
+import httpx
 import pytest
 
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.engines.token_listeners import listener
+from tests.support.dialects import events_of
 
 pytestmark = pytest.mark.slow
 
@@ -135,6 +137,17 @@ async def test_a_malformed_call_of_the_messages_route_stays_text(opened, ids_of)
             message = await stream.get_final_message()
     assert [(block.type, block.text) for block in message.content] == [("text", BROKEN)]
     assert message.stop_reason == "end_turn"
+
+
+async def test_a_client_of_messages_gets_pings_while_a_long_call_is_sampled(opened, ids_of):
+    call = CALL.replace("seven", "word " * 200)
+    async with opened(Teller(ids_of(call + END))) as (_, endpoint), httpx.AsyncClient() as client:
+        tools = [{"name": "write", "input_schema": SCHEMA}]
+        body = {"model": "m", "max_tokens": 900, "messages": QUESTION, "tools": tools, "stream": True}
+        answer = await client.post(f"{endpoint.base_url}/messages", json=body)
+    kinds = [event["type"] for event in events_of(answer.text.splitlines())]
+    assert kinds.count("ping") >= 3
+    assert kinds.index("ping") < kinds.index("content_block_start")
 
 
 async def test_a_cut_call_in_a_stream_ends_with_the_limit(serving, ids_of):
