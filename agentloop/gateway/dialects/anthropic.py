@@ -17,7 +17,7 @@ from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import Images, call_of, joined, with_one_system_message
 from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, tool_of
-from agentloop.types.messages import Content, ImagePart, Message, TextPart
+from agentloop.types.messages import Content, ImagePart, Message, TextPart, UnfinishedCall
 
 if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
@@ -327,6 +327,8 @@ def _blocks(completion: Completion) -> list[dict[str, Any]]:
 def _stop(completion: Completion) -> dict[str, Any]:
     if completion.is_cut:
         reason = "max_tokens"
+    elif any(isinstance(call, UnfinishedCall) for call in completion.calls):
+        reason = "end_turn"  # clients complete the input themselves, so they must not run the call
     elif completion.calls:
         reason = "tool_use"
     else:

@@ -139,6 +139,25 @@ async def test_a_malformed_call_of_the_messages_route_stays_text(opened, ids_of)
     assert message.stop_reason == "end_turn"
 
 
+async def test_a_malformed_call_of_an_eager_tool_does_not_end_for_a_tool(opened, ids_of):
+    """The client completes the input itself, so that the call looks valid."""
+    turns = [ids_of(BROKEN + END), ids_of("Sorry." + END)]
+    async with (
+        opened(Teller(*turns)) as (session, endpoint),
+        anthropic.AsyncAnthropic(base_url=endpoint.root_url, api_key=endpoint.api_key) as client,
+    ):
+        asked = {"model": "m", "max_tokens": 400, "tools": EAGER_TOOLS}
+        async with client.messages.stream(messages=QUESTION, **asked) as stream:
+            message = await stream.get_final_message()
+        (call,) = message.content
+        assert (call.type, message.stop_reason) == ("tool_use", "end_turn")
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "not JSON", "is_error": True}
+        answer = [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+        await client.messages.create(messages=[*QUESTION, *answer], **asked)
+    (stream,) = session.trajectories()
+    assert stream.token_ids[stream.loss_mask].tolist() == turns[0] + turns[1]
+
+
 async def test_a_client_of_messages_gets_pings_while_a_long_call_is_sampled(opened, ids_of):
     call = CALL.replace("seven", "word " * 200)
     async with opened(Teller(ids_of(call + END))) as (_, endpoint), httpx.AsyncClient() as client:
