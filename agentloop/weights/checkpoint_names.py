@@ -39,6 +39,11 @@ class CheckpointNames:
         buffers = ((name, each) for name, each in self._model.state_dict().items() if name not in trained)
         self._buffers = {name: tuple(each.shape) for name, each in self._renamed(buffers)}
 
+    @property
+    def are_same(self) -> bool:
+        """Whether the checkpoint has the weights under the names of transformers, and no others."""
+        return self._is_same and not self._buffers
+
     def converted(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all tensors of the checkpoint: `weights`, and the buffers of the files, layer by layer.
 

@@ -23,6 +23,7 @@ from agentloop.engines.token_listeners import listener
 from agentloop.errors import EngineError, UserError
 from agentloop.process.threads import DECODING
 from agentloop.types.grammar import Grammar
+from agentloop.weights.checkpoint_names import CheckpointNames
 from agentloop.weights.files import checkpoint_shapes
 from agentloop.weights.shelf import Overwritten
 
@@ -50,7 +51,7 @@ class SglangEngine(Engine):
     (`extra_key`).
 
     A server started here maps the memory of new weights. A server at `url` reads them from a folder below
-    `weights_folder`, which both processes must see. A server started here has a random key; `api_key_variable` names
+    `weights_folder`, which both processes must see; so does every server of a mixture of experts. A server started here has a random key; `api_key_variable` names
     the environment variable with the key of a server at `url`. `sleeps`: `sleep` will be called, which SGLang must know
     at its start.
     """
@@ -128,9 +129,10 @@ class SglangEngine(Engine):
 
     async def start(self) -> None:
         """Start the server, which takes a minute or more, or check the one at `url`. Raises `UserError`."""
-        shapes = await asyncio.to_thread(self._look_at_model)
-        self._file = FileTransport(shapes, self._model, self._weights_folder)
-        self._transport = self._file if self._server is None else MemoryTransport(shapes, self._ranks)
+        shapes, names = await asyncio.to_thread(self._look_at_model)
+        self._file = FileTransport(shapes, self._model, self._weights_folder, names)
+        maps = self._server is not None and names is None
+        self._transport = MemoryTransport(shapes, self._ranks) if maps else self._file
         if self._server is not None:
             await self._launch(self._server)
         context = await self._client.check(self._model)
@@ -141,11 +143,16 @@ class SglangEngine(Engine):
             )
         self.max_model_len = self.max_model_len or context
 
-    def _look_at_model(self) -> dict[str, tuple[int, ...]] | None:
+    def _look_at_model(self) -> tuple[dict[str, tuple[int, ...]] | None, CheckpointNames | None]:
+        """Return the shapes in the checkpoint, if it is a folder, and its names, if transformers has others."""
         folder = Path(self._model)
         if not folder.is_dir() and folder.is_absolute():
             raise UserError(f"There is no model folder {self._model!r}.")
-        return checkpoint_shapes(folder) if folder.is_dir() else None
+        shapes = checkpoint_shapes(folder) if folder.is_dir() else None
+        if folder.is_dir() and not (folder / "config.json").is_file():
+            return shapes, None
+        names = CheckpointNames(self._model)
+        return shapes, None if names.are_same else names
 
     async def _launch(self, server: SglangServer) -> None:
         await server.start()

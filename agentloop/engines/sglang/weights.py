@@ -18,6 +18,7 @@ from agentloop.weights.files import check_names, write_weights
 from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
 
 if TYPE_CHECKING:
+    from agentloop.weights.checkpoint_names import CheckpointNames
     from agentloop.weights.handle import WeightHandle
 
 _log = logging.getLogger(__name__)
@@ -112,12 +113,16 @@ class MemoryTransport:
 
 
 class FileTransport:
-    """A safetensors file in a folder that both processes see."""
+    """A safetensors file in a folder that both processes see.
 
-    def __init__(self, shapes: Shapes | None, model: str, folder: Path) -> None:
+    `names` turns weights of transformers into those of the checkpoint, which SGLang loads; None if they are the same.
+    """
+
+    def __init__(self, shapes: Shapes | None, model: str, folder: Path, names: CheckpointNames | None = None) -> None:
         self._shapes = shapes
         self._model = Path(model).name
         self._folder = folder
+        self._names = names
 
     async def prepare(self, weights: WeightHandle) -> Path:
         return await asyncio.to_thread(self._write, weights)
@@ -127,7 +132,10 @@ class FileTransport:
         folder = Path(tempfile.mkdtemp(prefix="agentloop-weights-", dir=self._folder)) / self._model
         try:
             folder.mkdir()
-            write_weights(weights.tensors(), folder / "model.safetensors", self._shapes)
+            tensors = weights.tensors()
+            if self._names is not None:
+                tensors = self._names.converted(tensors)
+            write_weights(tensors, folder / "model.safetensors", self._shapes)
         except BaseException:
             shutil.rmtree(folder.parent)
             raise

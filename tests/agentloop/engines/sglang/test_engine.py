@@ -11,14 +11,15 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from agentloop import engines
 from agentloop.engines.base import EngineDead, FinishReason, SamplingParams
 from agentloop.engines.sglang import client as sglang_client
+from agentloop.engines.sglang.client import SglangClient
 from agentloop.engines.sglang.engine import SglangEngine
 from agentloop.engines.sglang.server import SglangServer
 from agentloop.engines.token_listeners import listening
@@ -28,6 +29,7 @@ from agentloop.types.grammar import Grammar
 from agentloop.weights.buckets import HostHandle
 from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
 from agentloop.weights.tensors import TensorWeights
+from tests.support.small_models import save_small_model
 
 pytestmark = pytest.mark.slow
 
@@ -303,6 +305,30 @@ async def test_overwritten_weights_stop_the_engine_until_the_next_update(make, w
         await engine.generate([7, 8], GREEDY, trajectory_id="a")
     await engine.update_weights(TensorWeights(weights.items()), 2)
     assert set((await engine.generate([7, 8], GREEDY, trajectory_id="a")).versions) == {2}
+
+
+async def test_weights_of_experts_arrive_as_in_the_checkpoint(tmp_path, monkeypatch):
+    save_small_model("qwen3_moe", tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    engine = SglangEngine(tmp_path, command=[sys.executable, SERVER])
+    loaded = {}
+    send = SglangClient.load_folder
+
+    async def load(client, folder, version):
+        loaded.update(load_file(folder / "model.safetensors"))
+        await send(client, folder, version)
+
+    monkeypatch.setattr(SglangClient, "load_folder", load)
+    try:
+        await engine.start()
+        await engine.update_weights(TensorWeights(list(model.named_parameters())), 1)
+    finally:
+        await engine.close()
+    assert engine.loads_by == "file"
+    expected = load_file(tmp_path / "model.safetensors")
+    assert "model.layers.0.mlp.experts.0.gate_proj.weight" in expected
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
 
 
 async def test_model_with_extra_state_loads_weights_from_a_file(make, caplog):
