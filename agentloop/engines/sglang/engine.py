@@ -50,10 +50,10 @@ class SglangEngine(Engine):
     stay in the server's prefix cache for these turns. Turns that start later find nothing of older weights there
     (`extra_key`).
 
-    A server started here maps the memory of new weights. A server at `url` reads them from a folder below
-    `weights_folder`, which both processes must see; so does every server of a mixture of experts. A server started here has a random key; `api_key_variable` names
-    the environment variable with the key of a server at `url`. `sleeps`: `sleep` will be called, which SGLang must know
-    at its start.
+    A server started here maps the memory of new weights. A server at `url`, and every server of a mixture of experts,
+    reads them from a folder below `weights_folder`, which both processes must see. A server started here has a random
+    key; `api_key_variable` names the environment variable with the key of a server at `url`. `sleeps`: `sleep` will be
+    called, which SGLang must know at its start.
     """
 
     def __init__(

@@ -275,7 +275,7 @@ async def test_an_error_within_a_stream_is_that_of_the_server(make):
 
 async def test_a_turn_of_the_server_cannot_be_constrained(make):
     engine = await make()
-    with pytest.raises(UserError, match="sglang cannot constrain turns.*Use the engine vllm or hf"):
+    with pytest.raises(UserError, match=r"sglang cannot constrain turns.*Use the engine vllm or hf"):
         await engine.check_grammar(Grammar("{}", (EOS,)))
 
 
