@@ -86,7 +86,8 @@ class ProgramEpisode:
         except UserError:
             raise
         except Exception as problem:  # user code: an exception ends its own episode
-            if timeout.expired() and isinstance(problem, TimeoutError):
+            is_over_time = timeout.expired() and isinstance(problem, TimeoutError)
+            if is_over_time and session.refused is not StopReason.PROMPT_TOO_LONG:  # some agents repeat such a prompt
                 return None, StopReason.MAX_SECONDS
             error = problem
         refused = session.refused

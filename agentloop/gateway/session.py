@@ -80,7 +80,7 @@ class Session:
         self.refused: StopReason | None = None
         """Limit of the first refused call, or a failure of the engine."""
         self.error: str | None = None
-        """Error message of the engine."""
+        """Error message of the engine, or the reason why a first prompt was refused."""
         self.failures: Counter[FailureKind] = Counter()
         self.num_turns = 0
         self.num_calls = 0
@@ -187,6 +187,8 @@ class Session:
     def _refusal(self, reason: StopReason, message: str, *, code: str | None = None, status: int = 400) -> ApiError:
         if self.refused is None or reason.is_failure:
             self.refused = reason
+        if reason is StopReason.PROMPT_TOO_LONG:
+            self.error = message.removesuffix(".")
         return ApiError(status, message, code=code or str(reason))
 
     async def _complete(self, request: ModelRequest, index: int, hear: StreamListener | None) -> Completion:

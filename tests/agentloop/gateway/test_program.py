@@ -243,6 +243,23 @@ def test_time_ends_an_agent(play):
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_SECONDS, 0.0)
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_error_of_a_long_prompt_has_its_length(play, waits):
+    async def agent(task, model):
+        try:
+            await say(model, "2 + 3 " * 30)
+        except openai.BadRequestError:
+            if not waits:
+                raise
+            await asyncio.Event().wait()
+
+    trajectory = play(agent, limits={"max_tokens": 20, "max_seconds": 2})
+    assert (trajectory.stop_reason, trajectory.failures) == (StopReason.PROMPT_TOO_LONG, {"env": 1})
+    assert re.fullmatch(
+        r"The prompt has \d{2,3} tokens; the episode's limit for prompt and answer is 20", trajectory.error
+    )
+
+
 def test_a_timeout_of_the_agents_own_is_its_own(play_anywhere):
     async def agent(task, model):
         raise TimeoutError("the shop is closed")
