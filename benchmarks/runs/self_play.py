@@ -1,12 +1,15 @@
 """Train the tiny runs of the recipe self_play with several seeds, and measure how well they play on held-out games.
 
-    python -m benchmarks.runs.self_play nim | pennies [--seeds 0 1 2] [--set KEY=VALUE ...]
+    python -m benchmarks.runs.self_play nim | pennies | tictactoe [--seeds 0 1 2] [--set KEY=VALUE ...]
 
 nim: Nim is solved. A move is optimal if the nim-sum after it is 0; each position with another nim-sum has such a move.
 The share is over the model's moves, at temperature 1, in the positions of an evaluation that have an optimal move. Its
 opponent is drawn for each game, a perfect player or a random one, and the model begins every other game.
 
 pennies: the probability of heads in each seat at each evaluation, from the log-probabilities of the sampled tokens.
+
+tictactoe: how many of 200 games the model won, drew and lost as the second player against random moves, at temperature
+0. An invalid move is a lost game.
 
 Writes results/self_play_NAME.json.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +57,20 @@ def heads_by_seat(episodes: Iterable[Trajectory]) -> dict[str, float]:
     return found
 
 
-GAMES: dict[str, tuple[str, Callable[[Iterable[Trajectory]], dict[str, float]]]] = {
+def outcomes(episodes: Iterable[Trajectory]) -> dict[str, int]:
+    """Return how many games the model won, drew and lost."""
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    return {
+        "won": sum(reward > 0 for reward in rewards),
+        "drawn": sum(reward == 0 for reward in rewards),
+        "lost": sum(reward < 0 for reward in rewards),
+    }
+
+
+GAMES: dict[str, tuple[str, Callable[[Iterable[Trajectory]], Mapping[str, float]]]] = {
     "nim": ("tiny.yaml", optimal_share),
     "pennies": ("pennies.yaml", heads_by_seat),
+    "tictactoe": ("tictactoe.yaml", outcomes),
 }
 """Name -> its config, and what is measured in an evaluation."""
 
@@ -66,7 +80,7 @@ def measure(name: str, seed: int, settings: list[str]) -> dict[str, Any]:
     config, figures = GAMES[name]
     started, cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        own = [f"run.folder={folder}/run", f"run.seed={seed}", "run.loggers=[]", "run.save_trajectories=128"]
+        own = [f"run.folder={folder}/run", f"run.seed={seed}", "run.loggers=[]", "run.save_trajectories=200"]
         run = agentloop.train(load_run_config(str(RECIPE / config), [*own, *settings]), progress=False)
         evaluations = sorted(run.folder.glob("trajectories/eval_*"))
         result = {

@@ -16,7 +16,9 @@ from agentloop.types.messages import Message, text_of
 Move = tuple[int, int]
 """(pile, objects), both from 1."""
 
-NO_MARKS = "........."
+FREE = "-"
+"""Mark of a free cell. It is one token at every place, so that each cell has the same place in all prompts."""
+NO_MARKS = FREE * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
 
@@ -62,8 +64,8 @@ class TicTacToe(TurnGame):
 
     @property
     def to_move(self) -> str | None:
-        is_over = winner_of(self.cells) is not None or "." not in self.cells
-        return None if is_over else self._players[9 - self.cells.count(".") & 1]
+        is_over = winner_of(self.cells) is not None or FREE not in self.cells
+        return None if is_over else self._players[9 - self.cells.count(FREE) & 1]
 
     def observe(self, player: str) -> str:
         return " ".join(self.cells)
@@ -71,7 +73,7 @@ class TicTacToe(TurnGame):
     def move(self, player: str, text: str) -> None:
         found = re.search(r"[1-9]", text)
         cell = int(found[0]) - 1 if found else 0
-        if found is None or self.cells[cell] != ".":
+        if found is None or self.cells[cell] != FREE:
             raise InvalidMove(f"{text.strip()[:40]!r} is no move: write the number of a free cell.")
         self.cells = placed(self.cells, cell)
 
@@ -172,17 +174,17 @@ def optimal_nim_moves(piles: Sequence[int]) -> list[Move]:
 
 def winner_of(cells: str) -> str | None:
     """Return the mark that has three in a row."""
-    return next((cells[a] for a, b, c in LINES if cells[a] != "." and cells[a] == cells[b] == cells[c]), None)
+    return next((cells[a] for a, b, c in LINES if cells[a] != FREE and cells[a] == cells[b] == cells[c]), None)
 
 
 def free_cells(cells: str) -> list[int]:
     """Return the numbers of the free cells."""
-    return [number for number, cell in enumerate(cells, 1) if cell == "."]
+    return [number for number, cell in enumerate(cells, 1) if cell == FREE]
 
 
 def placed(cells: str, cell: int) -> str:
     """Return the cells after the next player took one."""
-    return cells[:cell] + "xo"[9 - cells.count(".") & 1] + cells[cell + 1 :]
+    return cells[:cell] + "xo"[9 - cells.count(FREE) & 1] + cells[cell + 1 :]
 
 
 @cache

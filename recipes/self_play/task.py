@@ -41,10 +41,17 @@ def tic_tac_toe_rows(
     any_start: bool = False,
     system: str | None = None,
     opponent: Any = None,
+    seat: int | None = None,
     seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Yield games of tic-tac-toe. With `any_start` each begins at a random position; the other options as in `rows`."""
-    return _rows(num_rows, lambda rng: {"cells": random_cells(rng) if any_start else NO_MARKS}, system, opponent, seed)
+    """Yield games of tic-tac-toe. With `any_start` each begins at a random position; the other options as in `rows`.
+
+    With an `opponent` and `seat` 1, the model moves second in all games; with 0, first.
+    """
+    for row in _rows(
+        num_rows, lambda rng: {"cells": random_cells(rng) if any_start else NO_MARKS}, system, opponent, seed
+    ):
+        yield row if seat is None else row | {"seat": seat}
 
 
 def pennies_rows(

@@ -1,10 +1,13 @@
 import random
 from itertools import product
+from pathlib import Path
 
 import pytest
 
+from agentloop.api.recipe import load_run_config
 from agentloop.envs.players.player import ScriptedPlayer
 from agentloop.envs.players.turns import InvalidMove
+from agentloop.recipes.self_play import games
 from agentloop.recipes.self_play.games import (
     EQUAL,
     Nim,
@@ -20,6 +23,8 @@ from agentloop.recipes.self_play.games import (
     winner_of,
 )
 from agentloop.recipes.self_play.task import rows, tic_tac_toe_rows
+from agentloop.recipes.tiny.tokenizer import build_tokenizer
+from agentloop.trainer.run.checks import check_trainable
 
 
 def wins_nim(piles):
@@ -64,8 +69,8 @@ def test_tic_tac_toe_ends_with_three_in_a_row_or_a_full_board():
 
 
 def test_tic_tac_toe_is_a_draw():
-    assert tic_tac_toe_value("." * 9) == 0
-    assert winner_of(placed("xx.oo....", 2)) == "x"
+    assert tic_tac_toe_value("-" * 9) == 0
+    assert winner_of(placed("xx-oo----", 2)) == "x"
 
 
 def test_games_may_begin_at_any_position():
@@ -73,10 +78,12 @@ def test_games_may_begin_at_any_position():
     assert {tuple(row["piles"]) for row in nim} == {(0, 1), (0, 2), (1, 0), (1, 1), (1, 2)}
     assert {tuple(row["piles"]) for row in rows(8, piles=(1, 2))} == {(1, 2)}
     cells = [row["cells"] for row in tic_tac_toe_rows(200, any_start=True)]
-    assert {9 - each.count(".") for each in cells} == set(range(9))
+    assert {9 - each.count("-") for each in cells} == set(range(9))
     assert all(winner_of(each) is None and 0 <= each.count("x") - each.count("o") <= 1 for each in cells)
-    game = TicTacToe(["a", "b"], "xx.o.....")
+    game = TicTacToe(["a", "b"], "xx-o-----")
     assert game.to_move == "b"
+    assert {row["seat"] for row in tic_tac_toe_rows(4, seat=1)} == {1}
+    assert {row["seat"] for row in tic_tac_toe_rows(4)} == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -97,6 +104,18 @@ async def test_matching_pennies_rewards_equal_or_different_sides(said, rewards):
     assert players["first"].messages[0]["content"] == EQUAL
 
 
+def test_each_cell_is_one_token_of_the_tiny_model():
+    tokenizer = build_tokenizer()
+    assert {len(tokenizer(" ".join(row["cells"])).input_ids) for row in tic_tac_toe_rows(200, any_start=True)} == {9}
+
+
+@pytest.mark.parametrize("name", ["tiny", "pennies", "tictactoe"])
+def test_settings_of_the_tiny_runs_fit_together(name):
+    config = load_run_config(str(Path(games.__file__).with_name(f"{name}.yaml")), [])
+    check_trainable(config)
+    assert config.env.factory == "players"
+
+
 def test_scripted_players_make_valid_moves():
     rng = random.Random(0)
     for _ in range(50):
@@ -105,4 +124,4 @@ def test_scripted_players_make_valid_moves():
             board = [{"role": "user", "content": f"That was no move.\n\n{' '.join(map(str, piles))}"}]
             for script in (random_nim, perfect_nim):
                 assert tuple(map(int, script(board, rng).split())) in nim_moves(piles)
-    assert random_tic_tac_toe([{"role": "user", "content": "x o x x . o o x o"}], rng) == "5"
+    assert random_tic_tac_toe([{"role": "user", "content": "x o x x - o o x o"}], rng) == "5"
