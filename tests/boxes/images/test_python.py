@@ -46,7 +46,7 @@ def test_references_say_what_is_wrong_with_them():
         "builtin:python3.12[b==2, a==1.0+x]", "3.12", ("a==1.0+x", "b==2")
     )
     for reference, says in [
-        ("builtin:pythn", "does not exist: name builtin:busybox"),
+        ("builtin:pythn", "does not exist: use builtin:busybox"),
         ("builtin:python3.12[a>=1]", "has 'a>=1': write packages as NAME==VERSION"),
         ("builtin:python[--index-url=x]", "write packages as NAME==VERSION"),
     ]:

@@ -204,7 +204,7 @@ async def forward(request: Request, id: str) -> Response:
     box = daemon.boxes.held(id).box
     body = await daemon.reader.parse(request, Forward)
     if is_loopback(body.host):
-        refuse("host", f"{body.host} is the machine of the daemon itself: use another address that it can reach.")
+        refuse("host", f"{body.host} is an address of the daemon's machine, which no box may reach: use another one.")
     _check_network(daemon, "public")
     await box.forward(body.port, body.host, body.host_port)
     return outcomes.answer({})
