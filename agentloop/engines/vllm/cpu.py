@@ -71,7 +71,7 @@ def correct_routers(model: nn.Module) -> None:
     for layer in model.modules():
         router: Any = getattr(layer, "router", None)
         if (
-            type(router).__name__ == "CPURouter"  # vLLM 0.28 and 0.24 have no such class
+            type(router).__name__ == "CPURouter"  # vLLM 0.28 has no such class
             and router.custom_routing_function is None
             and router.e_score_correction_bias is not None
             and not router.use_grouped_topk
