@@ -99,7 +99,10 @@ class AgentProgram(BaseEnv):
         if self._command is not None:
             found: Any = await run_command(self._command, self.task, endpoint)
         elif self._harness is not None:
-            found = await self._harness.play(self.task, endpoint)
+            try:
+                found = await self._harness.play(self.task, endpoint)
+            finally:
+                self._result = AgentResult(reward=self._harness.reward)
         elif inspect.iscoroutinefunction(self._agent):
             found = await self._agent(self.task, endpoint)
         else:

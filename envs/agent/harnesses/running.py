@@ -12,6 +12,7 @@ to its working directory first.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -64,6 +65,8 @@ class HarnessRun:
         self.harness = harness_named(name, compact_at)
         self._check = check
         self._compact_at = compact_at
+        self.reward: float | None = None
+        """Result of the check, also for a program that failed, as many do when a limit refuses their request."""
         found = shutil.which(program or self.harness.program)
         if found is None:
             raise UserError(
@@ -86,11 +89,14 @@ class HarnessRun:
             environment["HOME"] = str(home)
             await self._check_version(environment)
             command = [self._program, *launch.arguments]
-            output = await run_process(
-                command, environment | dict(launch.variables), stdin=launch.stdin.encode(), folder=work
-            )
-            reward = None if self._check is None else await self._judge(self._check, environment, work)
-            return AgentResult(output.decode(errors="replace").strip() or None, reward)
+            variables = environment | dict(launch.variables)
+            try:
+                output = await run_process(command, variables, stdin=launch.stdin.encode(), folder=work)
+            except EnvError:
+                await self._judge(environment, work)
+                raise
+            await self._judge(environment, work)
+            return AgentResult(output.decode(errors="replace").strip() or None, self.reward)
 
     async def _check_version(self, environment: Mapping[str, str]) -> None:
         if (self.harness.name, self._program) in _checked:
@@ -102,12 +108,13 @@ class HarnessRun:
         check_version(self.harness, self._program, output.decode(errors="replace"))
         _checked.add((self.harness.name, self._program))
 
-    async def _judge(self, check: Sequence[str], environment: Mapping[str, str], work: Path) -> float:
-        try:
-            await run_process(check, environment, folder=work)
-        except EnvError:
-            return 0.0
-        return 1.0
+    async def _judge(self, environment: Mapping[str, str], work: Path) -> None:
+        if self._check is None:
+            return
+        self.reward = 0.0
+        with contextlib.suppress(EnvError):
+            await run_process(self._check, environment, folder=work)
+            self.reward = 1.0
 
 
 def version_command(harness: Harness, program: str) -> list[str]:
