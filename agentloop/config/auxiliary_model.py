@@ -22,7 +22,8 @@ class AuxiliaryModelConfig(Config):
 
     def _as_learner(self, learner: LearnerConfig, loss: str, options: dict[str, Any]) -> LearnerConfig:
         own = {"model": self.model or learner.model, "lr": self.lr, "mini_batches": self.mini_batches}
-        plain = {"corrections": (), "old_logprobs": "auto", "kl_coef": 0.0, "reference": None, "entropy_bonus": 0.0}
+        plain = {"corrections": (), "old_logprobs": "auto", "kl_coef": 0.0, "entropy_bonus": 0.0}
+        plain |= {"reference": None, "reference_every": None}
         schedule = {"lr_schedule": "constant", "total_updates": None}
         objective = {"loss": loss, "loss_options": options, "aggregation": None, "recording": None}
         routing = {"router_replay": False}  # the recorded routing belongs to the policy's router

@@ -199,6 +199,9 @@ class LearnerConfig(Config):
     """Estimator of the KL from the log-probabilities of sampled tokens: k1, k2 or k3 (docs/concepts/algorithms.md)."""
     reference: ConfigPath | None = None
     """Folder of the reference model; None: the model that the run starts from."""
+    reference_every: Annotated[int | None, FSDP] = Field(default=None, ge=1)
+    """Number of steps after which the reference model becomes a copy of the policy, again and again; None: it never
+    changes. The KL then bounds how far the policy moves in that many steps, not in the whole run."""
 
     lr: float = Field(default=1e-6, ge=0)
     """Learning rate, after the warm-up."""
@@ -247,12 +250,26 @@ class LearnerConfig(Config):
                 f"backend is {self.backend}, but only {other} has {', '.join(foreign)}: remove them, or set "
                 f"learner.backend={other}"
             )
+        if self.reference_every is not None:
+            self._check_moving_reference()
         if self.share_prefixes and self.context_parallel > 1:
             raise ValueError(
                 f"share_prefixes is true and context_parallel is {self.context_parallel}, but context_parallel splits "
                 "rows whose prompts are not shared: remove share_prefixes"
             )
         return self
+
+    def _check_moving_reference(self) -> None:
+        if self.lora is not None and self.reference in (None, self.model):
+            raise ValueError(
+                "reference_every needs a reference model of its own, but with lora the reference is this model without "
+                "its adapters: remove reference_every or lora"
+            )
+        if not self.needs_reference and self.loss != "dpo":
+            raise ValueError(
+                "reference_every is set, but the loss has no KL to a reference model: set kl_coef above 0, or remove "
+                "reference_every"
+            )
 
     def _foreign_settings(self) -> Iterator[str]:
         for name, field in type(self).model_fields.items():

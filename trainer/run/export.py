@@ -51,7 +51,8 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
     state = run.checkpoints / step_name(chosen) / "learner"
     if (state / "policy").is_dir():  # next to a critic or a process reward model
         state = state / "policy"
-    changes: dict[str, Any] = {"model": str(locate_model(config.model)), "reference": None, "kl_coef": 0.0}
+    changes: dict[str, Any] = {"model": str(locate_model(config.model)), "kl_coef": 0.0}
+    changes |= {"reference": None, "reference_every": None}
     changes["lr_schedule"] = "constant"  # nothing is trained
     if dtype is not None:
         changes["save_dtype"] = dtype

@@ -29,6 +29,7 @@ def differ(one, other):
 def run(sums):
     """Return the folder of a run of three steps, each with a checkpoint."""
     settings = [f"run.folder={sums}/run", "run.steps=3", "run.save_every=1", "run.keep_last=3", "learner.lr=1e-2"]
+    settings += ["learner.kl_coef=0.01", "learner.reference_every=2"]  # checkpoints have the reference, too
     assert agentloop("train", sums, *settings) == 0
     return sums / "run"
 

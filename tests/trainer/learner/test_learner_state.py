@@ -71,6 +71,57 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tiny_qwen3, tmp_path: 
     assert (resumed.progress.steps, resumed.progress.updates) == (5, 10)
 
 
+@pytest.mark.parametrize("options", [{}, {"gather_once": False}, {"checkpointing": "full"}], ids=str)
+def test_the_reference_follows_the_policy_and_a_resume_has_it(tiny_qwen3, tmp_path: Path, options):
+    def learner() -> FsdpLearner:
+        moving = {"kl_coef": 0.1, "reference_every": 2, "lr": 1e-2, **options}
+        return FsdpLearner(LearnerConfig(model=str(tiny_qwen3()), device="cpu", **moving))
+
+    def logprobs(of: FsdpLearner) -> tuple[np.ndarray, np.ndarray]:
+        return np.concatenate(of.logprobs(_batch(9).samples)), np.concatenate(of.reference_logprobs(_batch(9).samples))
+
+    first = learner()
+    start, _ = logprobs(first)
+    first.step(_batch(0))
+    assert np.array_equal(logprobs(first)[1], start)
+    first.save(tmp_path / "before")
+    first.step(_batch(1))
+    second, reference = logprobs(first)
+    assert np.array_equal(reference, second)
+    assert not np.allclose(reference, start, atol=1e-3)
+    first.step(_batch(2))
+    assert np.array_equal(logprobs(first)[1], second)
+    first.save(tmp_path / "after")
+    first.step(_batch(3))
+    for name, steps in (("before", (1, 2, 3)), ("after", (3,))):
+        resumed = learner()
+        resumed.load(tmp_path / name)
+        for step in steps:
+            resumed.step(_batch(step))
+        assert all(map(np.array_equal, logprobs(resumed), logprobs(first))), name
+
+
+def test_a_state_of_a_fixed_reference_can_be_resumed_with_a_moving_one(tiny_qwen3, tmp_path: Path):
+    fixed, moving = (
+        FsdpLearner(LearnerConfig(model=str(tiny_qwen3()), device="cpu", kl_coef=0.1, lr=1e-2, reference_every=every))
+        for every in (None, 2)
+    )
+    fixed.step(_batch(0))
+    fixed.save(tmp_path / "state")
+    moving.load(tmp_path / "state")
+    got, want = (np.concatenate(each.reference_logprobs(_batch(9).samples)) for each in (moving, fixed))
+    assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({}, "no KL to a reference model: set kl_coef above 0"), ({"kl_coef": 0.1, "lora": {}}, "without its adapters")],
+)
+def test_a_moving_reference_needs_a_reference_of_its_own(options, message):
+    with pytest.raises(ValueError, match=message):
+        LearnerConfig(reference_every=2, **options)
+
+
 @pytest.mark.parametrize("options", [{}, {"lora": {"rank": 2}}, {"gather_once": False}])
 def test_a_state_saved_before_the_first_update_is_that_of_a_new_learner(tiny_qwen3, tmp_path: Path, options):
     """The policy has no update yet when the run is saved, as while a critic warms up."""

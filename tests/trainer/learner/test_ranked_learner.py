@@ -132,6 +132,16 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sample
     return model, samples, asyncio.run(compute(model, _EXPERTS, samples))
 
 
+_MOVING = Case({"kl_coef": 0.3, "reference_every": 1}, steps=3)
+
+
+@pytest.fixture(scope="module")
+def moving(model: Path) -> tuple[list[Sample], Result]:
+    """Return samples, and the results of one rank whose reference follows the policy."""
+    samples = list(_batch().samples)
+    return samples, asyncio.run(compute(model, _MOVING, samples))
+
+
 class _Pool:
     """Ranks that all learners of this file share, as many as the last test needed."""
 
@@ -154,7 +164,7 @@ class _Pool:
 
 
 @pytest.fixture(scope="module")
-def pool(expected: object, images: object, experts: object) -> Iterator[_Pool]:
+def pool(expected: object, images: object, experts: object, moving: object) -> Iterator[_Pool]:
     """Return the pool. Results of one rank come first: a process that has ranks cannot train on one."""
     pool = _Pool()
     yield pool
@@ -192,6 +202,23 @@ async def test_ranks_without_images_equal_one(pool: _Pool, images: tuple[Path, l
     for once in (False, True):
         layout = Layout(RANKS, {"gather_once": once, "token_budget": 200})
         assert_equal(await compute(model, Case(), samples, layout, pool.of(RANKS)), expected)
+
+
+@MEETINGS
+async def test_a_reference_that_follows_the_policy_on_ranks_equals_that_on_one(
+    options: dict[str, object], model: Path, pool: _Pool, moving: tuple[list[Sample], Result], tmp_path: Path
+):
+    samples, expected = moving
+    layout, ranks = Layout(RANKS, {"token_budget": 80, **options}), pool.of(RANKS)
+    assert_equal(await compute(model, _MOVING, samples, layout, ranks), expected)
+    config = learner_config(model, kl_coef=0.3, reference_every=2, token_budget=80, **options)
+    learner, resumed = create(config, ranks), create(config, ranks)
+    for _ in range(3):
+        learner.step(_batch())
+    learner.save(tmp_path / "state")
+    resumed.load(tmp_path / "state")
+    for got, want in zip(resumed.reference_logprobs(samples), learner.reference_logprobs(samples), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @MEETINGS

@@ -100,6 +100,8 @@ class FsdpLearner(BaseLearner):
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         result = super().step(batch)
+        if self.config.reference_every and self._progress.steps % self.config.reference_every == 0:
+            self._move_reference()
         if "memory_peak_gib" in result and self._models.offload != "all":
             expected = training_memory(
                 self._shape,
@@ -225,6 +227,14 @@ class FsdpLearner(BaseLearner):
     def _clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
+    @torch.no_grad()
+    def _move_reference(self) -> None:
+        """Copy the policy to the reference model."""
+        assert self.reference is not None
+        now = dict(self.policy.named_parameters())
+        for name, parameter in self.reference.named_parameters():
+            parameter.copy_(now[name])  # both are sharded alike
+
     def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """Return the log-probabilities of sampled tokens under the current weights, float32 [num_sampled] each."""
         with self._placement.computing():
@@ -293,10 +303,15 @@ class FsdpLearner(BaseLearner):
             yield from lora.merged(self.policy.model, self.policy.model.named_parameters())
 
     def capture(self) -> fsdp_state.LearnerState:
-        return fsdp_state.LearnerState(self.policy, self.optimizer, self._progress)
+        return fsdp_state.LearnerState(self.policy, self.optimizer, self._progress, self._moving_reference)
 
     def load(self, folder: Path) -> None:
-        self._progress = fsdp_state.load(folder, self.policy, self.optimizer)
+        self._progress = fsdp_state.load(folder, self.policy, self.optimizer, self._moving_reference)
+
+    @property
+    def _moving_reference(self) -> PackedCausalLM | None:
+        """The reference, if a resume needs its weights."""
+        return None if self.config.reference_every is None else self.reference
 
     def load_weights(self, folder: Path) -> None:
         """Restore only the weights of a saved state. Raises `UserError` as `load` does."""

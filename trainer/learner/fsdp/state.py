@@ -40,20 +40,34 @@ from agentloop.trainer.model.packed_lm import PackedCausalLM
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 """Frozen parameters are not saved, because they are in the folder of the model."""
+_REFERENCE = "reference"
+"""Key of a reference model that changes in training."""
 
 
 class LearnerState:
     """A copy of all state that a resume needs, so that training can continue while it is written."""
 
-    def __init__(self, policy: PackedCausalLM, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-        """Copy the parameters and optimizer state of this rank's shards to host memory."""
+    def __init__(
+        self,
+        policy: PackedCausalLM,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+        reference: PackedCausalLM | None = None,
+    ) -> None:
+        """Copy the parameters and optimizer state of this rank's shards to host memory.
+
+        `reference` is a reference model that changes in training.
+        """
         _initialize_state(optimizer)
         model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
         # Copy to plain tensors: pinned and shared memory would stay allocated between checkpoints.
         options = StagingOptions(
             use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
         )
-        self._state = DefaultStager(options).stage({"model": model_state, "optimizer": optimizer_state})
+        state = {"model": model_state, "optimizer": optimizer_state}
+        if reference is not None:
+            state[_REFERENCE] = get_model_state_dict(reference)
+        self._state = DefaultStager(options).stage(state)
         self._random_state = random_state()
         self._progress = replace(progress)
         self._group = group_for_saving()
@@ -67,20 +81,35 @@ class LearnerState:
                 self._progress.write(target)
 
 
-def load(folder: Path, policy: PackedCausalLM, optimizer: torch.optim.Optimizer) -> Progress:
-    """Restore a saved state. Raises `UserError` if the folder has none, or the state of another model."""
+def load(
+    folder: Path, policy: PackedCausalLM, optimizer: torch.optim.Optimizer, reference: PackedCausalLM | None = None
+) -> Progress:
+    """Restore a saved state. Raises `UserError` if the folder has none, or the state of another model.
+
+    `reference` is a reference model that changes in training. It is left as it is if the state has none, because it
+    had not changed yet when that was saved.
+    """
     progress = Progress.read(folder)
     _initialize_state(optimizer)
     model_state, optimizer_state = get_state_dict(policy, optimizer, options=_TRAINED)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
+    if reference is not None and _has_reference(folder):
+        state[_REFERENCE] = get_model_state_dict(reference)
     _read(state, folder)
     set_state_dict(
         policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_TRAINED
     )
+    if reference is not None and _REFERENCE in state:
+        set_model_state_dict(reference, state[_REFERENCE])
     file = folder / f"random-{dist.get_rank()}.pt"
     if file.is_file():
         set_random_state(torch.load(file, weights_only=True))
     return progress
+
+
+def _has_reference(folder: Path) -> bool:
+    saved = RestrictedReader(folder).read_metadata().state_dict_metadata
+    return any(name.startswith(f"{_REFERENCE}.") for name in saved)
 
 
 def _initialize_state(optimizer: torch.optim.Optimizer) -> None:
