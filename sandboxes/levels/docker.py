@@ -121,14 +121,17 @@ class Docker(PooledSandbox):
         self._creating = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def _make(self) -> World:
-        while self._stock:
-            task = self._stock.popleft()
+        while True:
+            task = self._stock.popleft() if self._stock else asyncio.create_task(self._create())
             self._refill()
-            world = await task
+            try:
+                world = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if not task.cancelled():  # the engine makes the container all the same: keep it for the next caller
+                    self._stock.appendleft(task)
+                raise
             if world.alive:
                 return world
-        self._refill()
-        return await self._create()
 
     def _refill(self) -> None:
         while len(self._stock) < self._spare:

@@ -131,7 +131,8 @@ async def test_exceeded_queue_limit_raises(client):
             await client.run(Execution(code="print(1)"), max_queue_seconds=seconds)
     assert (await client.run(Execution(code="print(1)"), max_queue_seconds=60)).queue_seconds > 0.2
     await asyncio.gather(*tasks)
-    assert (await client.run(Execution(code="print(1)"), max_queue_seconds=0.0)).stdout == "1\n"
+    # A slot is cleaned for a moment after its answer.
+    assert (await client.run(Execution(code="print(1)"), max_queue_seconds=30)).stdout == "1\n"
 
 
 async def test_many_concurrent_executions_succeed(client):

@@ -114,6 +114,6 @@ async def test_turns_have_the_learners_logprobs_after_updates_in_flight(engine: 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_merged_weights_are_refused_and_the_adapters_stay(engine: VllmEngine, model: Path):
     before = await sampled(engine, "before", 20)
-    with pytest.raises(EngineError, match="started for adapters"):
+    with pytest.raises(EngineError, match="the engine takes adapters"):
         await engine.update_weights(TensorWeights(learner_of(model, "merged").weights()), 9)
     assert list((await sampled(engine, "after", 20)).ids) == list(before.ids)

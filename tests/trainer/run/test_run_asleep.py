@@ -184,7 +184,7 @@ async def test_an_engine_that_dies_asleep_costs_nothing_but_a_restart(sums, tmp_
 
     monkeypatch.setattr(ScriptedEngine, "sleep", dies)
     options = json.dumps(config(sums).engine.options)
-    restarted = ["engine.name=scripted_on_gpus", f"engine.options={options}"]
+    restarted = ["engine.name=scripted_on_gpus", f"engine.options={options}", "run.max_logprob_diff=null"]
     await train(config(sums, "eval.every=0", "run.steps=3", SLEEP, *restarted), tmp_path / "asleep")
     assert slept == [True, True, False, False], "its own weights are kept only until there are others"
     lines = comparable(tmp_path / "asleep")

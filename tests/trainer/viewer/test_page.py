@@ -14,6 +14,7 @@ from agentloop.trainer.viewer.app import application
 from agentloop.trainer.viewer.runs import Runs
 
 pytestmark = pytest.mark.slow
+expect.set_options(timeout=30_000)  # milliseconds, for a busy machine
 
 
 @pytest.fixture(scope="module")
