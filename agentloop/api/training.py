@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,8 +77,8 @@ def train_config(
 
 
 def announce_libraries(*, shown: bool) -> None:
-    """Print that libraries are loading, which takes seconds, unless they are loaded already."""
-    if shown and "torch" not in sys.modules:
+    """Print that libraries are loading, which takes seconds, unless they are loaded already or not installed."""
+    if shown and "torch" not in sys.modules and find_spec("torch") is not None:
         print("loading PyTorch and transformers ...", flush=True)
 
 
