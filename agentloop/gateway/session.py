@@ -15,6 +15,7 @@ from agentloop.engines.token_listeners import listening
 from agentloop.errors import EngineError, FailureKind, UserError
 from agentloop.gateway.conversations import Conversations, Images, Place
 from agentloop.gateway.turns.completions import Completion, message_of
+from agentloop.gateway.turns.deltas import read_stream
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import conversation_keys
@@ -31,7 +32,7 @@ from agentloop.types.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentloop.engines.base import Engine
-    from agentloop.rendering.base import Renderer
+    from agentloop.rendering.base import Progress, Renderer
 
 Chooser = Literal["run", "client"]
 StreamListener = Callable[[Sequence[int], str], None]
@@ -338,14 +339,8 @@ class Session:
     def _read(self, request: ModelRequest, generation: Generation, tag: bytes) -> tuple[ParsedTurn, str | None]:
         has_ended, prefix = generation.finish_reason is FinishReason.STOP, _call_id_prefix(tag)
         if request.stream:
-            parsed = self._renderer.parse_stream(
-                generation.ids,
-                "complete" if has_ended else "cut",
-                tools=request.tools,
-                eager=request.eager,
-                reads_calls=request.reads_calls,
-                call_id_prefix=prefix,
-            )
+            progress: Progress = "complete" if has_ended else "cut"
+            parsed = read_stream(self._renderer, request, generation.ids, progress, prefix)
         else:
             parsed = self._renderer.parse(
                 generation.ids,

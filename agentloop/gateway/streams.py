@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _News = tuple[int, Delta | Completion | None] | Exception
 """A new part or the end of the turn with this index, None while it is silent, or the error that ended the answer."""
 _SILENT_TOKENS = 64
-"""Number of tokens without a part of the turn after which the client is told that the turn goes on."""
+"""If so many tokens bring nothing to send, the client gets an event that keeps the connection alive."""
 
 
 async def streamed(session: Session, request: ModelRequest, dialect: Dialect, renderer: Renderer) -> StreamingResponse:

@@ -59,7 +59,7 @@ _DIFFERS = {
     "laguna": "its experts differ",
     "zaya": "it keeps no state of the convolutions for the next token",
 }
-"""What vLLM computes differently than transformers, by a comparison layer by layer."""
+"""Why vLLM differs from transformers for some families, found by comparing their layers."""
 
 
 def read() -> dict[str, Any]:

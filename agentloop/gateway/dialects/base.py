@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
 
 
+KEEP_ALIVE = ": sampling\n\n"
+"""A comment of server-sent events, which clients ignore."""
+
+
 class Events(Protocol):
     """Writes the server-sent events of one answer. Each method returns the text of its events."""
 

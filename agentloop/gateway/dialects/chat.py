@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel, Field
 
-from agentloop.gateway.dialects.base import event
+from agentloop.gateway.dialects.base import KEEP_ALIVE, event
 from agentloop.gateway.turns.completions import ClientCall, Completion, arguments_for_clients
 from agentloop.gateway.turns.deltas import Delta, TextDelta
 from agentloop.gateway.turns.errors import ApiError
@@ -143,7 +143,7 @@ class _Events:
         return self._delta(index, {"tool_calls": [{"index": delta.number, **call}]})
 
     def silent(self) -> str:
-        return ": sampling\n\n"
+        return KEEP_ALIVE
 
     def end(self, index: int, completion: Completion) -> str:
         last: dict[str, Any] = {"index": index, "delta": {}, "finish_reason": _finish_reason(completion)}

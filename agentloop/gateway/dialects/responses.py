@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from agentloop.gateway.dialects.base import event
+from agentloop.gateway.dialects.base import KEEP_ALIVE, event
 from agentloop.gateway.dialects.chat import openai_error
 from agentloop.gateway.dialects.responses_input import TEXT_ARGUMENT, Items, Tools
 from agentloop.gateway.turns.completions import ClientCall, Completion, arguments_for_clients
@@ -147,7 +147,7 @@ class _Events:
         return text + self._done(item)
 
     def silent(self) -> str:
-        return ": sampling\n\n"
+        return KEEP_ALIVE
 
     def end(self, index: int, completion: Completion) -> str:
         return self._leave()

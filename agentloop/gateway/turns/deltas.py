@@ -14,10 +14,11 @@ from agentloop.gateway.turns.completions import (
 from agentloop.gateway.turns.requests import ModelRequest
 from agentloop.gateway.turns.stops import without_stop
 from agentloop.process.offloading import off_loop
+from agentloop.rendering.formats.beginnings import without_beginning_of
 from agentloop.types.messages import ParsedTurn, ToolCall
 
 if TYPE_CHECKING:
-    from agentloop.rendering.base import Renderer
+    from agentloop.rendering.base import Progress, Renderer
 
 _MAX_PARSES = 256
 """A short turn is parsed again from its start at each token, a longer one when it has grown by 1/256. In total, parsing
@@ -78,16 +79,8 @@ class Deltas:
         return list(self._advance(parsed, text_for_clients(parsed), is_over=True))
 
     def _read(self, ids: Sequence[int], call_id_prefix: str) -> ParsedTurn:
-        request = self._request
-        parsed = self._renderer.parse_stream(
-            ids,
-            "sampling",
-            tools=request.tools,
-            eager=request.eager,
-            reads_calls=request.reads_calls,
-            call_id_prefix=call_id_prefix,
-        )
-        return without_stop(parsed, request.stop)[0]
+        parsed = read_stream(self._renderer, self._request, ids, "sampling", call_id_prefix)
+        return without_stop(parsed, self._request.stop)[0]
 
     def _advance(self, parsed: ParsedTurn, content: str, *, is_over: bool) -> Iterator[Delta]:
         """Yield the new parts: first those of a call that was begun, then texts, then those of new calls."""
@@ -121,9 +114,22 @@ class Deltas:
             yield CallDelta(number, call, arguments[len(sent) :], begins, ends)
 
 
+def read_stream(
+    renderer: Renderer, request: ModelRequest, ids: Sequence[int], progress: Progress, call_id_prefix: str
+) -> ParsedTurn:
+    """Parse a turn as the client of a stream reads it."""
+    return renderer.parse_stream(
+        ids,
+        progress,
+        tools=request.tools,
+        eager=request.eager,
+        reads_calls=request.reads_calls,
+        call_id_prefix=call_id_prefix,
+    )
+
+
 def certain(text: str, stops: Sequence[str]) -> str:
     """Return a sampled text without an end that may become a stop string."""
     for stop in stops:
-        begun = next((n for n in range(min(len(stop), len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-        text = text[: len(text) - begun].rstrip()
+        text = without_beginning_of(stop, text).rstrip()
     return text

@@ -29,7 +29,7 @@ def beginning(pairs: Mapping[str, Any], key: str | None = None, text: str = "") 
 
 
 def begun_object(text: str, position: int) -> str | None:
-    """Return the beginning of the JSON object at an index; None if there is no object."""
+    """Return as much of the JSON object at an index as is certain; None if no object begins there."""
     if not text.startswith("{", position):
         return None
     pairs: dict[str, Any] = {}
@@ -65,7 +65,12 @@ def without_begun(text: str, closing: str) -> str:
     whole = text.find(closing)
     if whole >= 0:
         return text[:whole]
-    begun = next((n for n in range(min(len(closing), len(text)), 0, -1) if text.endswith(closing[:n])), 0)
+    return without_beginning_of(closing, text)
+
+
+def without_beginning_of(mark: str, text: str) -> str:
+    """Return a text without an end that may become `mark`."""
+    begun = next((n for n in range(min(len(mark), len(text)), 0, -1) if text.endswith(mark[:n])), 0)
     return text[: len(text) - begun]
 
 

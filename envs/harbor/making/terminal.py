@@ -310,5 +310,7 @@ def terminal_tasks(
 
 def _level(level: int) -> dict[str, Family]:
     if level not in FAMILIES:
-        raise UserError(f"There is no level {level} of terminal tasks. Levels: {sorted(FAMILIES)}.")
+        raise UserError(
+            f"There is no level {level}. Terminal tasks have the levels {', '.join(map(str, sorted(FAMILIES)))}."
+        )
     return FAMILIES[level]
