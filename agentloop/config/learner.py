@@ -91,6 +91,11 @@ gradients and optimizer state; the optimizer runs on the CPU, and layers are cop
 effect without CUDA."""
 
 
+Fp8Name = Literal["off", "tensor", "row"]
+"""tensor: one scale for a matrix, which is the fastest. row: one for each row of a matrix, which rounds less if a few
+values are large."""
+
+
 @dataclass(slots=True, frozen=True)
 class OnlyOf:
     """Marks a setting that only one backend supports; the other rejects it."""
@@ -141,6 +146,9 @@ class LearnerConfig(Config):
     compute_dtype: Annotated[Literal["float32", "bfloat16", "float16"], OnlyOf("fsdp", ("float16",))] = "float32"
     """Data type of activations and of published weights. The softmax is always float32. float16 has eight times the
     precision of bfloat16, so engine and learner agree better (arXiv 2510.26788); activations above 65,504 overflow."""
+    fp8: Annotated[Fp8Name, FSDP] = "off"
+    """Scales of matrices that the linear layers of the decoder multiply in FP8, forward and backward; the LM head and
+    experts stay in bfloat16 (docs/scaling/fp8.md). It needs compute_dtype=bfloat16, and a GPU of Ada or later."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the trained model's files. auto: that of the model that training started from."""
     attention: AttentionName = "auto"

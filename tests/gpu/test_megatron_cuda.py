@@ -9,7 +9,10 @@ import torch
 from agentloop.registry.named_objects import load_object
 from tests.support.ranks import run_on_ranks
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
 
 _TESTS = Path(__file__).parents[1] / "trainer" / "learner" / "megatron"
 _SCRIPT = _TESTS / "on_ranks.py"

@@ -79,7 +79,7 @@ async def test_tied_head_follows_the_embedding(tmp_path):
     old.save_pretrained(tmp_path)
     engine = _tests.VllmEngine(
         tmp_path, dtype=str(_tests.DTYPE).removeprefix("torch."), max_model_len=_tests.LONGEST,
-        gpu_memory_utilization=0.3,
+        gpu_memory_utilization=0.3, kv_cache_memory_bytes=1 << 30,
     )  # fmt: skip
     await engine.start()
     try:

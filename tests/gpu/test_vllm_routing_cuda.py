@@ -18,8 +18,8 @@ pytestmark = pytest.mark.gpu
 
 async def test_vllm_returns_the_experts_of_every_token(tmp_path: Path):
     folder = save_small_model("qwen3_moe", tmp_path)
-    options = {"dtype": "float32", "max_model_len": 120, "gpu_memory_utilization": 0.3}
-    engine = VllmEngine(folder, enable_return_routed_experts=True, **options)
+    memory = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 1 << 30}
+    engine = VllmEngine(folder, enable_return_routed_experts=True, dtype="float32", max_model_len=120, **memory)
     await engine.start()
     trajectory = Trajectory(trajectory_id="t")
     for kind, prompt in ((SegmentKind.PROMPT, range(3, 43)), (SegmentKind.OBSERVATION, [50, 7, 8])):

@@ -83,7 +83,7 @@ Keeping its result costs the most and computing it the least. In a decoder layer
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     if op in (torch.ops.agentloop.packed_attention.default, torch.ops.agentloop.recurrence.default):
         return CheckpointPolicy.MUST_SAVE
-    if op is torch.ops.aten.mm.default and _is_narrow(*args[:2]):
+    if op in (torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default) and _is_narrow(*args[:2]):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
 

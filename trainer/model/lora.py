@@ -37,6 +37,8 @@ class LoraLinear(nn.Module):
         self.bias = linear.bias
         self.scale = config.alpha / config.rank
         self.is_on = True
+        self.product = F.linear
+        """Computes the frozen part."""
         out_features, in_features = linear.weight.shape
         bound = 1.0 / math.sqrt(in_features)  # as in nn.Linear and peft
         generator = torch.Generator().manual_seed(seed)
@@ -46,7 +48,7 @@ class LoraLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        out = F.linear(hidden, self.weight, self.bias)
+        out = self.product(hidden, self.weight, self.bias)
         if not self.is_on:
             return out
         return out + F.linear(F.linear(hidden, self.lora_a), self.lora_b) * self.scale

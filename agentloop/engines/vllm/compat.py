@@ -19,7 +19,7 @@ _ARGS = (
     "model dtype max_model_len gpu_memory_utilization tensor_parallel_size seed enforce_eager max_num_seqs "
     "skip_tokenizer_init enable_prefix_caching logprobs_mode worker_extension_cls generation_config disable_log_stats "
     "kv_cache_memory_bytes use_tqdm_on_load worker_cls limit_mm_per_prompt skip_mm_profiling mm_processor_cache_gb "
-    "enable_sleep_mode enable_return_routed_experts structured_outputs_config"
+    "enable_sleep_mode enable_return_routed_experts structured_outputs_config quantization quantization_config"
 )
 
 NAMES: dict[str, str] = {

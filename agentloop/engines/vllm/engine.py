@@ -79,6 +79,7 @@ class VllmEngine(Engine):
         sleeps: bool = False,
         max_pixels: int | None = None,
         adapters: int | None = None,
+        quantization: str | None = None,
         **engine_args: Any,
     ) -> None:
         self._model = os.fspath(model)
@@ -93,6 +94,7 @@ class VllmEngine(Engine):
             "seed": seed if seed is not None else 0,
             "enforce_eager": enforce_eager,
             "max_num_seqs": max_num_seqs,
+            "quantization": quantization,
             **({} if adapters is None else start_arguments(adapters)),
             **engine_args,
         }

@@ -24,6 +24,11 @@ ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _CPU_CACHE_GIB = "2"
+_FP8 = {
+    # One scale for each row of a weight and for each token. The reload of vLLM rounds new weights again.
+    "quantization": "fp8_per_channel",
+    "quantization_config": {"ignore": [r"re:.*\.gate$"]},  # routers of experts
+}
 
 
 class VllmLauncher:
@@ -67,6 +72,10 @@ class VllmLauncher:
 
         if self._sleeps and current_platform.is_cpu():
             raise UserError("vLLM cannot sleep on CPUs. Set placement.sleep=false.")
+        if self._given.get("quantization") == "fp8" and current_platform.is_cpu():
+            raise UserError(
+                "engine.options.quantization is fp8, but vLLM multiplies in FP8 on GPUs only. Leave the option out."
+            )
         try:
             args = AsyncEngineArgs(**self._arguments(AsyncEngineArgs.__dataclass_fields__))
             with self.sockets.used():
@@ -99,6 +108,8 @@ class VllmLauncher:
         if self.sees_images:
             args |= start_arguments(known, self._max_pixels, on_cpu=current_platform.is_cpu())
         args |= self._given
+        if args.get("quantization") == "fp8":
+            args |= _FP8
         self.takes_grammars = not args["skip_tokenizer_init"]
         if self._sleeps:
             args["enable_sleep_mode"] = True

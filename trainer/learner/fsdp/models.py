@@ -14,7 +14,7 @@ from agentloop.trainer.cluster.process_group import data_parallel_mesh, node_mes
 from agentloop.trainer.learner.checks import packing_check, replay_check
 from agentloop.trainer.learner.fsdp.sharded import ShardedModel, fits_unsharded
 from agentloop.trainer.learner.fsdp.unsharded import UnshardedModel
-from agentloop.trainer.model import lora
+from agentloop.trainer.model import fp8, lora
 from agentloop.trainer.model.attention.choice import choose
 from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
 from agentloop.trainer.model.packed_lm import PackedCausalLM, load_packed_lm
@@ -40,6 +40,8 @@ class Models:
         self._shards = node_mesh(self.mesh, config.nodes) if config.shard == "node" else self.mesh
         self.compute_dtype = getattr(torch, config.compute_dtype)
         self._kernel = choose(config.attention, device, self.compute_dtype)
+        if config.fp8 != "off":
+            fp8.check(device, self.compute_dtype)
         self.padded = self._kernel == "sdpa"
         self.offload = config.offload if device.type == "cuda" else "off"
 
@@ -60,7 +62,7 @@ class Models:
             checkpointing=config.checkpointing,
             compiled=compiled and self._kernel != "sdpa",
             sequence=self.sequence,
-            adapt=self._adapt if config.lora else None,
+            adapt=self._adapt,
         )
         if config.freeze_vision:
             policy.freeze_vision()
@@ -94,10 +96,12 @@ class Models:
 
     def _adapt(self, policy: PackedCausalLM) -> None:
         config = self._config
-        assert config.lora is not None
         tower = policy.tower_layers()
         layers = [layer for layer in policy.layers() if layer not in tower]
-        lora.add_adapters(policy.model, layers, config.lora, getattr(torch, config.param_dtype), config.seed)
+        if config.lora is not None:
+            lora.add_adapters(policy.model, layers, config.lora, getattr(torch, config.param_dtype), config.seed)
+        if config.fp8 != "off":
+            fp8.convert(policy.model, layers, config.fp8)
 
     def _check(self, policy: PackedCausalLM) -> None:
         """Check a model before it is sharded, while each rank has all of it and need not wait for others."""

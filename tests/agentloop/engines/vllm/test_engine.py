@@ -85,7 +85,7 @@ async def engine(model, tmp_path_factory):
     model.save_pretrained(folder)
     engine = VllmEngine(
         folder, dtype=str(DTYPE).removeprefix("torch."), max_model_len=LONGEST, max_num_seqs=64,
-        gpu_memory_utilization=0.3, sleeps=CUDA,
+        gpu_memory_utilization=0.3, kv_cache_memory_bytes=1 << 30, sleeps=CUDA,
     )  # fmt: skip
     await engine.start()
     yield engine
