@@ -6,7 +6,7 @@ milliseconds. If loading consists only of copies, repeating the copies is enough
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,11 +21,14 @@ _PLAIN_LAYERS = ("Attention", "MMEncoderAttention")
 """Layers whose processing after loading does not depend on weights."""
 
 
-def is_as_loaded(model: torch.nn.Module) -> bool:
-    """Return whether the model keeps its weights as loaded, not quantised, fused, packed or absorbed."""
+def is_as_loaded(model: torch.nn.Module, *, others: Collection[str] = ()) -> bool:
+    """Return whether the model keeps its weights as loaded, not quantised, fused, packed or absorbed.
+
+    Layers whose quantisation method is one of `others` may do something else.
+    """
     for module in model.modules():
         method = getattr(module, "quant_method", None)
-        if method is not None and type(method).__name__ not in _PLAIN_METHODS:
+        if method is not None and type(method).__name__ not in (*_PLAIN_METHODS, *others):
             return False
         if hasattr(module, "process_weights_after_loading") and type(module).__name__ not in _PLAIN_LAYERS:
             return False
@@ -39,9 +42,27 @@ def copies_of(
 
     Returns None if loading does more than copy.
     """
+    copies = recorded(model, weights, weights if named is None else named)
+    if copies is None:
+        return None
+
+    def copy() -> None:
+        for target, source in copies:
+            target.copy_(source)
+
+    return copy
+
+
+def recorded(
+    model: torch.nn.Module, weights: MappedWeights, named: Iterable[tuple[str, torch.Tensor]]
+) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Load `weights`, which `named` yields with their names in checkpoints; return all copies, as (target, source).
+
+    Returns None if loading does more than copy, or does not copy all weights.
+    """
     recorder = _Recorder()
     with recorder:
-        model.load_weights(iter(weights if named is None else named))  # type: ignore[operator]
+        model.load_weights(iter(named))  # type: ignore[operator]
     memory = {tensor.untyped_storage().data_ptr() for _, tensor in weights}
     copied = {source.untyped_storage().data_ptr() for _, source in recorder.copies}
     if recorder.others or not copied <= memory:
@@ -51,12 +72,7 @@ def copies_of(
     spans = [(at := tensor.data_ptr(), at + tensor.nbytes) for name, tensor in weights if name != "lm_head.weight"]
     if not all(any(low <= start < high for start in starts) for low, high in spans):
         return None
-
-    def copy() -> None:
-        for target, source in recorder.copies:
-            target.copy_(source)
-
-    return copy
+    return recorder.copies
 
 
 class _Recorder(TorchDispatchMode):

@@ -99,6 +99,7 @@ async def test_vllm_rounds_the_weights_of_each_update(large: Path):
         for version in (1, 2, 3):
             learner.step(TrainBatch(before))
             await learner.publish(engine, version)
+            assert engine.loads_by == ("loader" if version == 1 else "copies")
             assert _gap(learner, before) > 0.1, "the learner has moved"
             assert 1e-4 < _gap(learner, await _samples(engine)) < 0.1
     finally:

@@ -11,8 +11,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.vllm import adapters, cpu
-from agentloop.engines.vllm.direct_copies import seen_by_reload
 from agentloop.engines.vllm.head import keep_logits_float32
+from agentloop.engines.vllm.loading.direct_copies import seen_by_reload
+from agentloop.engines.vllm.loading.rounding import rounded_copies
 from agentloop.weights.checkpoint_names import CheckpointNames
 from agentloop.weights.copies import copies_of, is_as_loaded
 from agentloop.weights.shelf import CannotMap, MappedWeights, Overwritten
@@ -49,8 +50,8 @@ class WeightReceiver:
     def agentloop_load(self) -> str:
         """Load the weights opened last; return how: `adapters`, `copies`, `loader`, `reload` or `overwritten`.
 
-        `copies` repeats recorded copies, `loader` uses the loader of the model, `reload` that of vLLM. After
-        `overwritten` the model has weights of mixed versions.
+        `copies` repeats recorded copies and rounds layers in FP8, `loader` uses the loader of the model, `reload` that
+        of vLLM. After `overwritten` the model has weights of mixed versions.
         """
         import torch
 
@@ -65,6 +66,10 @@ class WeightReceiver:
                 way = "copies"
             elif self.device.type == "cuda" and is_as_loaded(model):
                 self._agentloop_copies = copies_of(model, mapped, self._agentloop_names().converted(mapped))
+                way = "loader"
+            elif self.device.type == "cuda" and (load := self._agentloop_rounded(mapped)) is not None:
+                self._agentloop_copies = load
+                load()
                 way = "loader"
             else:
                 self._agentloop_reload(mapped)
@@ -93,6 +98,10 @@ class WeightReceiver:
         if kept:
             features.update(kept)
         _pack_tied_heads(self.get_model())
+
+    def _agentloop_rounded(self, mapped: MappedWeights) -> Callable[[], None] | None:
+        """Return what loads weights into layers in FP8; None if vLLM's reload has to do it."""
+        return rounded_copies(self.get_model(), mapped, self._agentloop_names().converted(mapped))
 
     def _agentloop_names(self) -> CheckpointNames:
         names: CheckpointNames | None = getattr(self, "_agentloop_converter", None)

@@ -1,5 +1,6 @@
 """The installed vLLM has the names that the adapter uses; errors explain unusable options."""
 
+import importlib
 import sys
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from agentloop.engines.vllm import compat as vllm_compat
 from agentloop.engines.vllm import launch as vllm_launch
 from agentloop.engines.vllm.engine import VllmEngine
+from agentloop.engines.vllm.loading.rounding import FP8_METHOD
 from agentloop.errors import EngineError, UserError
 from agentloop.weights.files import check_names
 
@@ -15,6 +17,11 @@ pytestmark = pytest.mark.vllm
 
 def test_every_used_vllm_name_exists():
     assert vllm_compat.missing_names() == []
+
+
+def test_the_method_of_layers_in_fp8_has_its_name():
+    fp8 = importlib.import_module("vllm.model_executor.layers.quantization.online.fp8")
+    assert callable(getattr(fp8, FP8_METHOD).process_weights_after_loading)
 
 
 def test_vllm_recognizes_the_environment_variables():
@@ -68,6 +75,8 @@ async def test_unusable_models_and_options_raise_user_error(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model", "architectures": ["NoSuchModel"]}')
     with pytest.raises(UserError, match=r"(?s)cannot start .*no-such-model"):
         await VllmEngine(tmp_path).start()
+    with pytest.raises(UserError, match="quantization is fp8, but vLLM multiplies in FP8 on GPUs only"):
+        await VllmEngine(tmp_path, quantization="fp8").start()
     with pytest.raises(UserError, match="no_such_option"):
         await VllmEngine(tmp_path, no_such_option=1).start()
 
