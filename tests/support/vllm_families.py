@@ -9,11 +9,13 @@ of its own would take. Arguments, weight updates and sampling parameters are tho
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,7 @@ class InProcess:
 
         given = {"dtype": dtype, "max_model_len": _LONGEST, "max_num_seqs": 8, "seed": 0, "enforce_eager": None}
         given["block_size"] = 32  # the default on CPUs, 128, is longer than the prompts here
+        given["num_gpu_blocks_override"] = 256  # the default on CPUs fills gigabytes
         self._names = CheckpointNames(folder)
         self._launcher = VllmLauncher(str(folder), given, shares_gpu=False, sleeps=False, max_pixels=None)
         start = partial(LLMEngine.from_engine_args, enable_multiprocessing=False)
@@ -134,6 +137,19 @@ def compared(family: str) -> dict[str, Any]:
         return found
 
 
+@contextmanager
+def _one_collection() -> Iterator[None]:
+    """Collect garbage once at the end, without the objects from before.
+
+    vLLM collects eight times for each engine, and visits all objects of its imports for up to a second each time.
+    """
+    gc.freeze()
+    with mock.patch.object(gc, "collect"), mock.patch.object(gc, "freeze"), mock.patch.object(gc, "unfreeze"):
+        yield
+    gc.collect()
+
+
+@_one_collection()
 def _outcome(folder: Path, model: nn.Module, dtype: str) -> dict[str, Any]:
     from vllm.distributed import cleanup_dist_env_and_memory
 

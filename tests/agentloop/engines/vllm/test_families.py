@@ -23,7 +23,9 @@ def _compared(families: list[str]) -> dict[str, dict[str, Any]]:
     command = [sys.executable, "-m", "tests.support.vllm_families", *families]
     done = subprocess.run(command, cwd=_ROOT, env=os.environ, stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"family"')]
-    return {line.pop("family"): line for line in lines}
+    found = {line.pop("family"): line for line in lines}
+    assert set(found) == set(families)
+    return found
 
 
 def _check(result: dict[str, Any]) -> None:
