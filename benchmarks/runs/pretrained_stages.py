@@ -1,12 +1,14 @@
 """Measure the stages of the recipe `smollm2`: held-out reward before the cold start, after it, and after GRPO.
 
-    python -m benchmarks.runs.pretrained_stages FOLDER [--seeds 3] [--jobs 3] [--config FILE] [--sft KEY=VALUE] ...
-        [--rl KEY=VALUE] ...
+    python -m benchmarks.runs.pretrained_stages FOLDER [--seeds 3] [--jobs 3] [--cores 2] [--config FILE]
+        [--sft-config FILE] [--sft KEY=VALUE] ... [--rl KEY=VALUE] ...
 
     python -m benchmarks.runs.pretrained_stages --draw RESULT.json PICTURE
 
-FOLDER gets the runs. Expects the model and data of `agentloop.recipes.smollm2.prepare` in the recipe's folder. Writes
-results/pretrained_stages_cpu.json or _cuda.json. With several jobs seconds are those of runs that share the machine.
+FOLDER gets the runs; a second start goes on with stages that did not end. Expects the model and data of
+`agentloop.recipes.smollm2.prepare` in the recipe's folder. Writes results/pretrained_stages_cpu.json or _cuda.json,
+after each seed. With several jobs seconds are those of runs that share the machine; `--cores` gives each job its own
+cores, from `--first-core`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +28,31 @@ from benchmarks import results_file
 from benchmarks.side_by_side.agentloop_run import AGENTLOOP, curve_of
 
 
-def command(folder: Path, *arguments: str) -> float:
-    """Run `agentloop` with its output in FOLDER.log; return its seconds."""
-    start = time.perf_counter()
-    with folder.with_suffix(".log").open("w") as log:
-        subprocess.run(
-            [sys.executable, "-c", AGENTLOOP, *arguments, f"run.folder={folder}"], check=True, stdout=log, stderr=log
-        )
-    return round(time.perf_counter() - start, 1)
+def command(folder: Path, pinned: list[str], *arguments: str) -> float:
+    """Run `agentloop` with its output in FOLDER.log; return its seconds. A run that ended keeps its seconds."""
+    ended = folder.with_suffix(".seconds")
+    if not ended.exists():
+        start = time.perf_counter()
+        program = [*pinned, sys.executable, "-c", AGENTLOOP]
+        with folder.with_suffix(".log").open("a") as log:
+            subprocess.run([*program, *arguments, f"run.folder={folder}"], check=True, stdout=log, stderr=log)
+        ended.write_text(f"{time.perf_counter() - start:.1f}")
+    return float(ended.read_text())
 
 
-def stages(folder: Path, seed: int, config: str, sft: list[str], rl: list[str]) -> dict[str, Any]:
+def stages(folder: Path, seed: int, args: argparse.Namespace, pinned: list[str]) -> dict[str, Any]:
     """Run both stages with one seed."""
     start = folder / f"sft-{seed}"
-    sft_s = command(start, "sft", "smollm2", f"run.seed={seed}", *sft)
+    sft_s = command(start, pinned, "sft", args.sft_config, f"run.seed={seed}", *args.sft)
     end = folder / f"rl-{seed}"
-    rl_s = command(end, "train", config, f"model={start / 'model'}", f"run.seed={seed}", *rl)
+    rl_s = command(end, pinned, "train", args.config, f"model={start / 'model'}", f"run.seed={seed}", *args.rl)
     cold = [json.loads(line) for line in (start / "metrics.jsonl").read_text().splitlines()]
     cold_start = [line["eval/reward/mean"] for line in cold if "eval/reward/mean" in line]
     curve = curve_of(end / "metrics.jsonl")
     held_out = {line["step"]: round(line["eval_reward"], 4) for line in curve if "eval_reward" in line}
     return {
         "seed": seed,
-        "before": round(cold_start[0], 4),
+        "before": round(cold_start[0], 4) if len(cold_start) > 1 else None,
         "after_sft": round(cold_start[-1], 4),
         "after_rl": list(held_out.values())[-1],
         "held_out_by_step": held_out,
@@ -86,20 +90,27 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--cores", type=int, default=0, help="cores of each job; 0: all, shared")
+    parser.add_argument("--first-core", type=int, default=0)
     parser.add_argument("--config", default="smollm2")
+    parser.add_argument("--sft-config", default="smollm2")
     parser.add_argument("--sft", action="append", default=[])
     parser.add_argument("--rl", action="append", default=[])
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        futures = [
-            pool.submit(stages, args.folder.absolute(), seed, args.config, args.sft, args.rl)
-            for seed in range(args.seeds)
-        ]
-        result = [future.result() for future in futures]
-    print(json.dumps(result, indent=1))
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    print(results_file.write(f"pretrained_stages_{'cuda' if gpu else 'cpu'}", {"runs": result}, gpu=gpu))
+    result: list[dict[str, Any]] = []
+
+    def run(seed: int) -> dict[str, Any]:
+        first = args.first_core + seed % args.jobs * args.cores
+        pinned = ["taskset", "-c", f"{first}-{first + args.cores - 1}"] if args.cores else []
+        return stages(args.folder.absolute(), seed, args, pinned)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for future in as_completed([pool.submit(run, seed) for seed in range(args.seeds)]):
+            result = sorted([*result, future.result()], key=lambda found: found["seed"])
+            written = results_file.write(f"pretrained_stages_{'cuda' if gpu else 'cpu'}", {"runs": result}, gpu=gpu)
+    print(written.read_text())
 
 
 if __name__ == "__main__":

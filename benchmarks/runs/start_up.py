@@ -4,7 +4,8 @@
 
 Each program starts twice, the first time with empty caches of compiled code (vLLM, inductor, Triton, CUDA). The page
 cache is not emptied. `vllm serve` gets the model, length and share of memory of the run's config; `--serve` sets
-further options. Writes results/start_up_NAME.json.
+further options. Writes results/start_up_NAME.json after each start. For a model with random weights, set
+`env.reward=benchmarks.runs.start_up:parity`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,14 +20,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 
 from agentloop.api.recipe import load_run_config
+from agentloop.types.trajectory import Trajectory
 from benchmarks import results_file
 from benchmarks.side_by_side.agentloop_run import AGENTLOOP
+from benchmarks.vllm_server import vllm_server
 
-_LONGEST = 600.0
 _PARTS = ("load_workers", "load_learner", "load", "rollout", "train", "publish", "step")
 
 
@@ -66,36 +65,14 @@ def train(config: str, model: str, overrides: list[str], environment: dict[str, 
 
 def serve(model: str, options: dict[str, Any], environment: dict[str, str], log: Path) -> dict[str, Any]:
     """Start `vllm serve`; return the seconds until its first answer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
     start = time.perf_counter()
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            [*program, *flags], env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        _wait_for_answer(server, port, model)
+    with vllm_server(model, options, log, environment=environment):
         return {"first_answer": round(time.perf_counter() - start, 2)}
-    finally:
-        os.killpg(server.pid, signal.SIGINT)
-        server.wait(120)
 
 
-def _wait_for_answer(server: subprocess.Popen[bytes], port: int, model: str) -> None:
-    """Request one token until the server answers. Raises `RuntimeError` if it ends or takes too long."""
-    deadline = time.monotonic() + _LONGEST
-    body = {"model": model, "prompt": "1", "max_tokens": 1}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
-        while server.poll() is None and time.monotonic() < deadline:
-            try:
-                if client.post("/v1/completions", json=body).status_code == 200:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.1)
-    raise RuntimeError(f"vllm serve did not answer; its exit status is {server.poll()}.")
+def parity(trajectory: Trajectory, task: dict[str, Any]) -> float:
+    """Reward half of all answers, also those of random weights: without differences nothing would be trained."""
+    return float(sum(trajectory.loss_mask) % 2)
 
 
 def main() -> None:
@@ -114,16 +91,16 @@ def main() -> None:
     given = {"max_model_len", "gpu_memory_utilization", "max_num_seqs", "enforce_eager", "dtype"}
     options = {name: value for name, value in run.engine.options.items() if name in given}
     options |= dict(pair.split("=", 1) for pair in args.serve)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     result: dict[str, Any] = {}
     for state in ("cold", "warm"):
         environment = caches(folder / "caches-of-serve")
         result[f"vllm serve, {state}"] = serve(args.model, options, environment, folder / f"serve-{state}.log")
+        results_file.write(f"start_up_{args.name}", result, gpu=gpu)
         environment = caches(folder / "caches-of-train")
         run_folder = folder / f"train-{state}"
         result[f"agentloop train, {state}"] = train(args.config, args.model, args.overrides, environment, run_folder)
-        print(json.dumps(result, indent=1), flush=True)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    print(results_file.write(f"start_up_{args.name}", result, gpu=gpu))
+        print(results_file.write(f"start_up_{args.name}", result, gpu=gpu), json.dumps(result, indent=1), flush=True)
 
 
 if __name__ == "__main__":

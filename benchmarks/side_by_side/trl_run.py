@@ -1,10 +1,11 @@
 """Train the recipe `smollm2` with TRL's GRPOTrainer and vLLM, and write its curve.
 
-    python -m benchmarks.side_by_side.trl_run MODEL DATA CURVE [--steps 60] [--seed 0] [--engine vllm|transformers]
+    python -m benchmarks.side_by_side.trl_run MODEL DATA CURVE [--steps 60] [--seed 0] [--single-turn]
+        [--engine vllm|transformers]
 
-MODEL is the folder of the cold start, DATA the folder of `agentloop.recipes.smollm2.prepare`. TRL uses our code
-interpreter, its sandbox, and our comparison of answers. CURVE gets a JSON line for each step: `step`, `seconds` of
-training without evaluations, `reward`, and `eval_reward` after an evaluation.
+MODEL is the folder of the cold start. DATA has train.jsonl and held_out.jsonl, made by
+`agentloop.recipes.smollm2.prepare` or `benchmarks.side_by_side.data`. TRL uses our code interpreter, its sandbox, and
+our comparison of answers; with `--single-turn` no tool. CURVE gets the lines that `agentloop_run` describes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -87,17 +89,19 @@ class Curve(TrainerCallback):
         self._began = self._seconds = self.evaluating = 0.0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._began = time.perf_counter()
-        self.evaluating = 0.0
+        self._began = time.perf_counter() - self.evaluating
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
         found = {key: (logs or {})[key] for key in ("reward", "eval_reward") if key in (logs or {})}
         if "reward" in found:
             self._seconds = time.perf_counter() - self._began - self.evaluating
         if found:
-            line = {"step": state.global_step, "seconds": round(self._seconds, 3)} | found
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+            self.write({"step": state.global_step, "seconds": round(self._seconds, 3)} | found)
+
+    def write(self, line: dict[str, float]) -> None:
+        """Append a line."""
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
 
 
 def main() -> None:
@@ -110,6 +114,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=1e-5)
     parser.add_argument("--groups", type=int, default=64)
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--single-turn", action="store_true")
+    parser.add_argument("--completion", type=int, default=640, help="tokens after the prompt, tool results included")
+    parser.add_argument("--context", type=int, default=1024, help="tokens that vLLM allows")
     parser.add_argument("--micro-batch", type=int, default=64, help="episodes of a forward pass")
     parser.add_argument("--eval-every", type=int, default=20)
     parser.add_argument("--eval-limit", type=int)
@@ -124,12 +132,12 @@ def main() -> None:
     held_out = rows(args.data / "held_out.jsonl")
     episodes = args.groups * 8
     config = GRPOConfig(
-        output_dir=str(args.curve.parent / "trl"),
+        output_dir=str(args.curve.with_suffix("")),
         max_steps=args.steps,
         seed=args.seed,
         learning_rate=args.lr,
         lr_scheduler_type="cosine",
-        warmup_steps=5,
+        warmup_steps=args.warmup,
         weight_decay=0.0,
         max_grad_norm=1.0,
         bf16=torch.cuda.is_available(),
@@ -140,13 +148,13 @@ def main() -> None:
         per_device_eval_batch_size=256,
         num_generations=8,
         num_generations_eval=1,
-        max_completion_length=640,
-        max_tool_calling_iterations=3,
+        max_completion_length=args.completion,
+        max_tool_calling_iterations=None if args.single_turn else 3,
         temperature=1.0,
         use_vllm=args.engine == "vllm",
         vllm_mode="colocate",
         vllm_gpu_memory_utilization=args.memory,
-        vllm_max_model_length=1024,
+        vllm_max_model_length=args.context,
         beta=0.0,
         loss_type="dapo",
         eval_strategy="steps",
@@ -165,7 +173,7 @@ def main() -> None:
         train_dataset=rows(args.data / "train.jsonl"),
         eval_dataset=held_out if args.eval_limit is None else held_out.select(range(args.eval_limit)),
         processing_class=tokenizer,
-        tools=[interpreter_of(Interpreter())],
+        tools=None if args.single_turn else [interpreter_of(Interpreter())],
         callbacks=[curve],
     )
     evaluate = trainer.evaluate
@@ -181,6 +189,8 @@ def main() -> None:
     print(f"loaded in {time.perf_counter() - began:.1f} s", flush=True)
     trainer.evaluate()
     trainer.train()
+    seconds = time.time() - psutil.Process().create_time()
+    curve.write({"process_seconds": round(seconds, 1), "evaluation_seconds": round(curve.evaluating, 1)})
     print(f"ended after {time.perf_counter() - began:.1f} s", flush=True)
 
 

