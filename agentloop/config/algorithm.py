@@ -78,7 +78,7 @@ class AlgorithmConfig(Config):
 
     advantage: ConfigPath = "grpo"
     """`grpo`, `dr_grpo`, `rloo`, `opo`, `gpg`, `remax`, `reinforce_pp`, `reinforce_pp_baseline`, `gae`, `prime`,
-    `turn_grpo`, `gigpo`, or 'file.py:name' for one that the file registers."""
+    `turn_grpo`, `gigpo`, `state_td`, or 'file.py:name' for one that the file registers."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the advantage; for gigpo: gamma, step_weight, normalise."""
     group_size: int = Field(default=8, ge=1)

@@ -5,7 +5,7 @@ failed. Such a trajectory is excluded from all statistics, and its advantage is 
 never treated as a reward of 0.
 """
 
-from agentloop.trainer.advantages import gae, normalised, process, relative, turns
+from agentloop.trainer.advantages import gae, normalised, process, relative, state_values, turns
 from agentloop.trainer.advantages.base import (
     Advantage,
     AdvantageValue,
@@ -32,5 +32,6 @@ __all__ = [
     "register",
     "register_outcomes",
     "relative",
+    "state_values",
     "turns",
 ]

@@ -23,6 +23,8 @@ class Outcome:
     """Sum of the penalties of the episode's other streams, which are also subtracted from the reward."""
     other_sampled: int = 0
     """Number of sampled tokens of the episode's other streams."""
+    episode: int | None = None
+    """Number that the streams of one episode of a group share; None: a separate episode."""
     baseline: float | None = None
     """Reward of the greedy episode of the same task, with shaping and penalties, if it was judged."""
 

@@ -45,7 +45,7 @@ def _turn_grpo(group: Sequence[Outcome], options: TurnGrpoOptions) -> list[Advan
     rest = rewards_of(group) - np.array([rewards.sum() for rewards in turn_rewards])
     outcomes = options.outcome_weight * relative(rest, compare)
     return [
-        _at_tokens(outcome, discounted(rewards, options.gamma) + of_outcome)
+        at_tokens(outcome, discounted(rewards, options.gamma) + of_outcome)
         for outcome, rewards, of_outcome in zip(group, normalised, outcomes, strict=True)
     ]
 
@@ -74,14 +74,14 @@ def gigpo(groups: Sequence[Sequence[Outcome]], options: GigpoOptions) -> list[li
 def _gigpo(group: Sequence[Outcome], options: GigpoOptions) -> list[AdvantageValue]:
     compare = grpo if options.normalise else dr_grpo
     episodes = relative(rewards_of(group), compare)
-    returns = [discounted(_rewards_with_outcome(outcome), options.gamma) for outcome in group]
+    returns = [discounted(rewards_with_outcome(outcome), options.gamma) for outcome in group]
     steps = [np.zeros_like(part) for part in returns]
     for places in _same_states(group):
         found = relative(np.array([returns[i][k] for i, k in places]), compare)
         for (i, k), value in zip(places, found, strict=True):
             steps[i][k] = value
     return [
-        _at_tokens(outcome, of_episode + options.step_weight * of_steps)
+        at_tokens(outcome, of_episode + options.step_weight * of_steps)
         for outcome, of_episode, of_steps in zip(group, episodes, steps, strict=True)
     ]
 
@@ -95,7 +95,7 @@ def _same_states(group: Sequence[Outcome]) -> Iterator[list[tuple[int, int]]]:
     yield from places.values()
 
 
-def _rewards_with_outcome(outcome: Outcome) -> NDArray[np.float64]:
+def rewards_with_outcome(outcome: Outcome) -> NDArray[np.float64]:
     """Return the reward of each turn, [num_turns]; the last turn includes the rest of the reward."""
     rewards = outcome.turn_rewards
     if len(rewards):
@@ -103,7 +103,8 @@ def _rewards_with_outcome(outcome: Outcome) -> NDArray[np.float64]:
     return rewards
 
 
-def _at_tokens(outcome: Outcome, of_turns: NDArray[np.float64]) -> AdvantageValue:
+def at_tokens(outcome: Outcome, of_turns: NDArray[np.float64]) -> AdvantageValue:
+    """Return the advantage of each sampled token, or one number if all turns have the same."""
     if len(of_turns) == 0:
         return 0.0
     if (of_turns == of_turns[0]).all():

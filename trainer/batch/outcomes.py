@@ -129,14 +129,18 @@ def _outcomes(
     values, process_rewards = _scores(streams, models.critic), _scores(streams, models.process)
     baselines = [_outcome_of(episode, 0, algorithm, penalties).reward if episode else None for episode in compared]
 
-    def outcome(episode: Sequence[Trajectory], place: int, baseline: float | None) -> Outcome:
+    def outcome(episode: Sequence[Trajectory], place: int, number: int, baseline: float | None) -> Outcome:
         stream = id(episode[place])
         shaped = _outcome_of(episode, place, algorithm, penalties)
         of_tokens = process_rewards.get(stream)
-        return replace(shaped, baseline=baseline, values=values.get(stream), process_rewards=of_tokens)
+        scores = values.get(stream)
+        return replace(shaped, baseline=baseline, values=scores, process_rewards=of_tokens, episode=number)
 
     return [
-        [[outcome(episode, place, baseline) for place in range(len(episode))] for episode in group]
+        [
+            [outcome(episode, place, number, baseline) for place in range(len(episode))]
+            for number, episode in enumerate(group)
+        ]
         for group, baseline in zip(groups, baselines or [None] * len(groups), strict=True)
     ]
 

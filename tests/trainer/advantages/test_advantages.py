@@ -196,8 +196,46 @@ def test_empty_groups_and_episodes_without_sampled_tokens(name):
     assert len(_evaluate(name, group)[0]) == 2
 
 
+def test_state_td_by_hand():
+    # Both begin in 5, with returns 1 and 0, and then see 8. Episode 2 has a stream for each turn, the last turn first.
+    whole = _outcome(1.0, [(2, 5), (1, 8)])
+    last, first = _outcome(0.0, [(1, 8)], episode=2), _outcome(0.0, [(1, 5)], episode=2)
+    other = _outcome(-2.0, [(1, 8)])
+    # Values: (1 + 0) / 2 of state 5 and (1 + 0 - 2) / 3 of state 8.
+    expected = [[[-5 / 6, -5 / 6, 4 / 3]], [1 / 3, -5 / 6], [-5 / 3]]
+    for group, advantages_of_it in zip(_evaluate("state_td", [whole], [last, first], [other]), expected, strict=True):
+        for found, value in zip(group, advantages_of_it, strict=True):
+            np.testing.assert_allclose(found, value, rtol=1e-6)
+
+
+def test_state_td_with_rewards_of_turns_and_later_turns():
+    group = [_outcome(3.0, [(1, 5), (1, 8)], [1.0, 2.0]), _outcome(0.0, [(1, 5), (1, 9)])]
+    # Values: (3 + 0) / 2 of state 5, 2 of state 8 and 0 of state 9. The last turns have 0, so lam adds nothing.
+    ((first, second),) = _evaluate("state_td", group, lam=0.5)
+    np.testing.assert_allclose(first, [1.5, 0.0])
+    np.testing.assert_allclose(second, [-1.5, 0.0])
+
+
+def test_state_td_with_a_prior_moves_values_of_rare_states_to_the_mean():
+    # The mean return is 0.5. One more turn with it makes the values 0.75 and 0.25.
+    group = [_outcome(1.0, [(1, 5)]), _outcome(0.0, [(1, 6)])]
+    assert _evaluate("state_td", group, prior=1) == [[0.25, -0.25]]
+    assert _evaluate("state_td", group) == [[0.0, 0.0]]
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.lists(st.integers(0, 2), min_size=1, max_size=4)), min_size=1))
+def test_state_td_with_lam_1_is_the_reward_minus_the_mean_of_the_state(episodes):
+    group = [_outcome(float(reward), [(1, state) for state in states]) for reward, states in episodes]
+    of_state = {
+        state: [reward for reward, states in episodes for each in states if each == state] for state in range(3)
+    }
+    expected = [[reward - np.mean(of_state[state]) for state in states] for reward, states in episodes]
+    for found, values in zip(_evaluate("state_td", group, lam=1.0)[0], expected, strict=True):
+        np.testing.assert_allclose(np.broadcast_to(found, len(values)), values, atol=1e-6)
+
+
 @given(
-    st.sampled_from([*_BY_REWARDS, "reinforce_pp_baseline"]),
+    st.sampled_from([*_BY_REWARDS, "reinforce_pp_baseline", "state_td"]),
     st.lists(st.integers(-5, 5), min_size=2, max_size=8),
     st.integers(-3, 3),
 )
