@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from copy import copy
 from functools import lru_cache
 from typing import Any
 
@@ -17,43 +18,23 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": Fi
 
 
 def vllm_params(params: SamplingParams, room: int, *, in_parts: bool = False) -> Any:
-    """Convert to vLLM's parameters, for at most `room` tokens. `in_parts`: return all tokens so far after each step."""
-    length = min(params.max_tokens, room)
-    if params.seed is not None or params.grammar is not None:
-        return _build_params(params, length, in_parts)
-    key = length, params.temperature, params.top_p, params.top_k, params.stop_token_ids, params.stop_strings
-    return _cached_params(*key, params.routed_from, in_parts)
+    """Convert to vLLM's parameters, for at most `room` tokens. `in_parts`: return all tokens so far after each step.
+
+    vLLM's constructor checks each field, which takes as long as an agent loop needs for the rest of a short turn. So
+    turns that differ in length and seed alone are copies of one object.
+    """
+    key = params.temperature, params.top_p, params.top_k, params.stop_token_ids, params.stop_strings
+    is_seeded = params.seed is not None
+    if params.grammar is not None:
+        built = _build_params(*key, params.routed_from, in_parts, is_seeded, params.grammar.text)
+    else:
+        built = copy(_cached_params(*key, params.routed_from, in_parts, is_seeded, None))
+    built.max_tokens = min(params.max_tokens, room)
+    built.seed = params.seed
+    return built
 
 
-def _build_params(params: SamplingParams, max_tokens: int, in_parts: bool) -> Any:
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-    from vllm.sampling_params import SamplingParams as VllmParams
-
-    return VllmParams(
-        max_tokens=max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=params.seed,
-        stop_token_ids=list(params.stop_token_ids),
-        ignore_eos=True,  # only the stop tokens of `params` end the turn
-        logprobs=0,  # of the sampled token only
-        flat_logprobs=True,
-        stop=list(params.stop_strings),
-        include_stop_str_in_output=True,
-        skip_special_tokens=False,
-        detokenize=bool(params.stop_strings),
-        routed_experts_prompt_start=params.routed_from,
-        structured_outputs=None
-        if params.grammar is None
-        else StructuredOutputsParams(structural_tag=params.grammar.text),
-        output_kind=RequestOutputKind.CUMULATIVE if in_parts else RequestOutputKind.FINAL_ONLY,
-    )
-
-
-@lru_cache(maxsize=64)
-def _cached_params(
-    max_tokens: int,
+def _build_params(
     temperature: float,
     top_p: float,
     top_k: int,
@@ -61,17 +42,34 @@ def _cached_params(
     stop_strings: tuple[str, ...],
     routed_from: int,
     in_parts: bool,
+    is_seeded: bool,
+    grammar: str | None,
 ) -> Any:
-    params = SamplingParams(
-        max_tokens=max_tokens,
+    """Return parameters whose length and seed are to be set."""
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+    from vllm.sampling_params import SamplingParams as VllmParams
+
+    return VllmParams(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
-        stop_token_ids=stop_token_ids,
-        stop_strings=stop_strings,
-        routed_from=routed_from,
+        seed=0 if is_seeded else None,  # vLLM derives other fields from it
+        stop_token_ids=list(stop_token_ids),
+        ignore_eos=True,  # only the given stop tokens end the turn
+        logprobs=0,  # of the sampled token only
+        flat_logprobs=True,
+        stop=list(stop_strings),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        detokenize=bool(stop_strings),
+        routed_experts_prompt_start=routed_from,
+        structured_outputs=None if grammar is None else StructuredOutputsParams(structural_tag=grammar),
+        output_kind=RequestOutputKind.CUMULATIVE if in_parts else RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # vLLM's own copy of a request need not be a deep one: nothing else uses this object
     )
-    return _build_params(params, max_tokens, in_parts)
+
+
+_cached_params = lru_cache(maxsize=64)(_build_params)
 
 
 def up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
