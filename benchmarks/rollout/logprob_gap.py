@@ -1,6 +1,7 @@
 """Find where the log-probabilities of engine and learner differ: dtype, head, attention, compilation, prefix cache.
 
     python -m benchmarks.rollout.logprob_gap --model FOLDER --variants plain float16 eager triton no_prefix_cache
+    python -m benchmarks.rollout.logprob_gap --model FOLDER --variants plain fp8 --learner-fp8 off tensor row
 
 The engine answers questions with a model of real weights (random ones hide the gap, because their logits are small).
 The learner scores the same tokens in the same dtype, and transformers does so in float32. The engine's logits are
@@ -36,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "triton": {"attention_backend": "TRITON_ATTN"},
     "no_prefix_cache": {"enable_prefix_caching": False},
     "float16": {"dtype": "float16"},
+    "fp8": {"quantization": "fp8"},
 }
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
@@ -130,7 +132,7 @@ async def _measure(args: argparse.Namespace, settings: dict[str, Any], device: s
     engine = engines.create("vllm", model=args.model, **options)
     await engine.start()
     config = LearnerConfig(model=str(args.model), compute_dtype=options["dtype"], attention=args.attention)
-    learner = FsdpLearner(config)
+    learners = {fp8: FsdpLearner(config.replace(fp8=fp8)) for fp8 in args.learner_fp8}
     await _sample(engine, prompts, 16, "warm-up")
     result: dict[str, Any] = {}
     for head in ("rounded", "float32"):
@@ -141,8 +143,9 @@ async def _measure(args: argparse.Namespace, settings: dict[str, Any], device: s
         exact = _exact(args.model, prompts, turns, device)
         found: dict[str, Any] = {"tokens": len(theirs), "mean_logprob": float(theirs.mean())}
         found["engine_and_exact"] = _gap(theirs, exact)
-        ours = np.concatenate(learner.logprobs(samples))
-        found |= {"learner_and_engine": _gap(ours, theirs), "learner_and_exact": _gap(ours, exact)}
+        for fp8, learner in learners.items():
+            ours, name = np.concatenate(learner.logprobs(samples)), "learner" if fp8 == "off" else f"learner_fp8_{fp8}"
+            found |= {f"{name}_and_engine": _gap(ours, theirs), f"{name}_and_exact": _gap(ours, exact)}
         result[f"engine_{head}"] = found
     speeds: dict[Head, list[float]] = {"rounded": [], "float32": []}
     for repeat in range(2 * args.repeats):
@@ -164,6 +167,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain"])
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--attention", default="auto", help="of the learner")
+    parser.add_argument("--learner-fp8", nargs="+", default=["off"], help="values of learner.fp8 to compare")
     parser.add_argument("--requests", type=int, default=64, help=f"a multiple of {len(QUESTIONS)}")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=0, help="of the measurement of speed, an even number")

@@ -52,7 +52,7 @@ def sample_of(ids: list[int]) -> Sample:
 
 async def measure(model: Path, publish: str, rank: int, updates: int) -> dict[str, Any]:
     lora = {"rank": rank, "alpha": 2 * rank, "publish": publish}
-    settings: dict[str, Any] = {"lora": lora, "lr": 1e-3, "compute_dtype": DTYPE}
+    settings: dict[str, Any] = {"lora": lora, "lr": 1e-3, "compute_dtype": DTYPE, "compile_layers": False}
     learner = FsdpLearner(LearnerConfig(model=str(model), **settings))
     options = {"adapters": rank} if publish == "adapters" else {}
     engine = VllmEngine(
