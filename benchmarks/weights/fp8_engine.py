@@ -1,6 +1,6 @@
 """Compare vLLM in FP8 with vLLM in bfloat16: sampled tokens a second, seconds of an update, log-probabilities.
 
-    python -m benchmarks.rollout.fp8_rollout --model 4B                # both engines on one GPU, in turns
+    python -m benchmarks.weights.fp8_engine --model 4B                # both engines on one GPU, in turns
 
 Both engines have the random weights of a learner of the same shape, caches of the same size, and are measured in
 alternation. An update is everything from the learner's weights to an engine that samples with them; it runs with
@@ -162,7 +162,7 @@ def main() -> None:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
     def write(result: dict[str, Any]) -> None:
-        results_file.write(f"fp8_rollout_{args.model}", settings | result, gpu=gpu)
+        results_file.write(f"fp8_engine_{args.model}", settings | result, gpu=gpu)
 
     asyncio.run(measure(random_model(args.model, args.folder), args, write))
 
