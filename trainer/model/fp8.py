@@ -15,14 +15,12 @@ from torch.nn import functional as F
 
 from agentloop.config.learner import Fp8Name
 from agentloop.errors import UserError
-from agentloop.trainer.model.lora import LoraLinear
+from agentloop.trainer.model.lora import ROUTER, LoraLinear, Product
 
 _FORWARD, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 _MULTIPLE = 16
 """Matrix units need dimensions that are multiples of this."""
 _SMALLEST_SCALE = 1e-12
-_ROUTER = "gate"
-"""Router of experts: small, and a wrong expert costs more than a rounded weight."""
 _CAPABILITY = (8, 9)
 """CUDA capability of the first GPUs that have FP8: Ada, then Hopper."""
 
@@ -53,7 +51,7 @@ def convert(model: nn.Module, layers: Sequence[nn.Module], scales: Fp8Name) -> N
     converted = 0
     for name, module in list(model.named_modules()):
         path, _, kind = name.rpartition(".")
-        if id(module) not in inside or kind == _ROUTER or not _fits(module):
+        if id(module) not in inside or kind == ROUTER or not _fits(module):
             continue
         if isinstance(module, LoraLinear):
             module.product = product
@@ -76,7 +74,7 @@ def _fits(module: nn.Module) -> bool:
 class Fp8Linear(nn.Module):
     """A linear layer with the parameters of another one, whose products are those of `product`."""
 
-    def __init__(self, linear: Any, product: Any) -> None:
+    def __init__(self, linear: Any, product: Product) -> None:
         super().__init__()
         self.weight: nn.Parameter = linear.weight
         self.bias: nn.Parameter | None = linear.bias
@@ -84,15 +82,14 @@ class Fp8Linear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        out: Tensor = self.product(hidden, self.weight, self.bias)
-        return out
+        return self.product(hidden, self.weight, self.bias)
 
 
-def _by_row(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _by_row(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return linear(hidden, weight, bias, by_row=True)
 
 
-def _by_tensor(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _by_tensor(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return linear(hidden, weight, bias, by_row=False)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,9 @@ from agentloop.trainer.model.experts import adapters
 from agentloop.trainer.model.experts.adapters import ExpertsAdapter, weights_of
 
 _ADAPTERS = ("lora_a", "lora_b")
-_ROUTER = "gate"
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""From hidden values [..., in], a weight [out, in] and a bias [out] or None to [..., out]."""
+ROUTER = "gate"
 """Router of experts, which gets no adapter: it is small, and changing it moves tokens between frozen experts."""
 
 
@@ -37,7 +39,7 @@ class LoraLinear(nn.Module):
         self.bias = linear.bias
         self.scale = config.alpha / config.rank
         self.is_on = True
-        self.product = F.linear
+        self.product: Product = F.linear
         """Computes the frozen part."""
         out_features, in_features = linear.weight.shape
         bound = 1.0 / math.sqrt(in_features)  # as in nn.Linear and peft
@@ -84,7 +86,7 @@ def add_adapters(
     linear = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and id(module) in inside and name.rpartition(".")[2] != _ROUTER
+        if isinstance(module, nn.Linear) and id(module) in inside and name.rpartition(".")[2] != ROUTER
     }
     experts = {name: module for name, module in adapters.experts_of(model).items() if id(module) in inside}
     kinds = sorted({name.rpartition(".")[2] for name in linear} | {n for e in experts.values() for n in weights_of(e)})
