@@ -161,6 +161,8 @@ def _popen(plan: dict[str, Any], entry: str, modules: Sequence[str]) -> tuple[su
 
 def preload_packages(modules: Sequence[str]) -> list[str]:
     """Return the distributions that contain these modules."""
+    if not modules:
+        return []  # to read the files of all distributions takes longer than to start the sandbox
     from importlib import metadata
 
     owners = metadata.packages_distributions()
