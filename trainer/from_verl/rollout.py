@@ -43,7 +43,9 @@ def _engine(verl: VerlConfig) -> Settings:
         options["max_num_seqs"] = sequences
     if dtype not in ("bfloat16", "auto"):
         options["dtype"] = dtype
-    if quantization not in (None, "null", "None"):
+    if quantization == "fp8" and engine == "vllm":
+        options["quantization"] = "fp8"
+    elif quantization not in (None, "null", "None"):
         verl.lack(
             f"{_ROLLOUT}.quantization={quantization}: engines compute in {options.get('dtype', 'bfloat16')} here."
         )

@@ -402,6 +402,11 @@ def test_settings_of_the_learner(command: str, ours: dict[str, object]):
                 }
             },
         ),
+        (
+            "actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.quantization=fp8",
+            "engine",
+            {"options": {"tensor_parallel_size": 2, "gpu_memory_utilization": 0.5, "quantization": "fp8"}},
+        ),
         ("trainer.nnodes=2", "placement", {"n_gpus": 16, "nnodes": 2, "layout": "colocated", "sleep": True}),
         (
             "trainer.project_name=p trainer.experiment_name=a/b trainer.total_epochs=3",
