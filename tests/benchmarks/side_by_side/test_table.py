@@ -34,3 +34,14 @@ def test_the_table_compares_at_the_highest_reward_that_all_curves_reach():
     assert found["held_out_reward_that_all_reach"] == 0.5
     assert found["seconds_to_it"] == {"fast": [2.0], "slow": [16.0]}
     assert found["runs"]["slow"][0]["held_out"] == {0: 0.1, 1: 0.2, 2: 0.5}
+
+
+def test_the_table_has_the_seconds_of_the_process_outside_of_steps():
+    curve = [
+        {"step": 0, "seconds": 0.0, "eval_reward": 0.1},
+        {"step": 1, "seconds": 2.0, "reward": 0.3, "eval_reward": 0.6},
+        {"process_seconds": 12.5, "evaluation_seconds": 3.0},
+    ]
+    (found,) = table({"one": [curve]})["runs"]["one"]
+    assert found["outside_of_steps"] == 7.5
+    assert found["training"] == [0.3]
