@@ -94,12 +94,12 @@ def overrides(args: argparse.Namespace, train: Path, held_out: Path) -> list[str
 
 
 def curve_of(log: Path) -> list[dict[str, float]]:
-    """Read the file that verl's logger `file` writes."""
+    """Read the file that verl's logger `file` writes. Its seconds of a step do not have the evaluation after it."""
     lines, seconds = [], 0.0
     for text in log.read_text().splitlines():
         found = json.loads(text)
         data = found["data"]
-        seconds += data.get("timing_s/step", 0.0) - data.get("timing_s/testing", 0.0)
+        seconds += data.get("timing_s/step", 0.0)
         line = {"step": found["step"], "seconds": round(seconds, 3)}
         if "critic/score/mean" in data:
             line["reward"] = data["critic/score/mean"]
