@@ -52,8 +52,8 @@ class RunSettings(StepSettings):
     max_failure_fraction: float = Field(default=0.5, ge=0, le=1)
     """Largest fraction of failed episodes in a step; the run stops if more fail."""
     max_logprob_diff: float | None = Field(default=0.3, gt=0)
-    """Largest mean difference of the log-probabilities of engine and learner in the first step, in nats; the run stops
-    if it is larger, because they compute different models. None: no bound."""
+    """Largest mean difference of the log-probabilities of engine and learner in the first step, and after a resume, in
+    nats; the run stops if it is larger, because they compute different models. None: no bound."""
 
 
 class TrainingConfig(Protocol):

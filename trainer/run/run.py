@@ -88,6 +88,8 @@ class Run(StepLoop):
         if distillation is not None and distillation.is_served:
             self._teacher = TeacherEndpoint(distillation.teacher, distillation.served_name)
         self._state = self._state_now()
+        self._engine_checked = False
+        """Whether engine and learner were compared since this process started."""
         self._train_seconds = 0.0
         """Duration of the last training step in seconds."""
 
@@ -189,8 +191,9 @@ class Run(StepLoop):
             started = now()
             learned = await LEARNER.run(self.learner.step, batch)
             self._train_seconds = now() - started
-        if self.version == 0:
-            check_engine(learned, self.config)
+        if not self._engine_checked and staleness.get("staleness/max") == 0:
+            check_engine(learned, self.config, step=self.version + 1)
+            self._engine_checked = True
         self.version += 1
         metrics: dict[str, float] = {"step": self.version, "policy_version": self.version, "epoch": self.sampler.epoch}
         metrics |= rollout_metrics(selection.played)

@@ -18,11 +18,12 @@ _CAUSES = (
 logger = logging.getLogger(__name__)
 
 
-def check_engine(learned: Mapping[str, float], config: RunConfig) -> None:
-    """Compare log-probabilities of engine and learner in the first step of a run, when both have the same weights.
+def check_engine(learned: Mapping[str, float], config: RunConfig, *, step: int) -> None:
+    """Compare log-probabilities of engine and learner in a step whose tokens were sampled with the learner's weights.
 
-    `learned` are the metrics of `Learner.step`. Nothing is compared if the loss does not read the log-probabilities of
-    the engine, if sampling excludes tokens, which the learner includes, or if the turns are scripted.
+    This is the first step of a run, or of a resumed one. `learned` are the metrics of `Learner.step`. Nothing is
+    compared if the loss does not read the log-probabilities of the engine, if sampling excludes tokens, which the
+    learner includes, or if the turns are scripted.
 
     Raises `UserError` if the mean difference is above `run.max_logprob_diff`.
     """
@@ -32,7 +33,7 @@ def check_engine(learned: Mapping[str, float], config: RunConfig) -> None:
         return
     found = (
         f"Log-probabilities of the engine {config.engine.name!r} and of the learner differ by {difference:.3g} nats on "
-        "average in step 1, although both have the same weights"
+        f"average in step {step}, although both have the same weights"
     )
     if not difference <= bound:  # NaN is not
         raise UserError(

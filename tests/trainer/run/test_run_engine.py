@@ -33,6 +33,15 @@ async def test_a_resumed_run_samples_with_the_weights_of_the_checkpoint(sums):
     assert folder.read_metrics()[1]["learner/logprob_diff"] < 1e-4
 
 
+async def test_a_resumed_run_compares_its_engine_again(sums):
+    (sums / "reward.py").write_text("def reward(trajectory, task):\n    return sum(trajectory.ids) % 7\n")
+    overrides = [*HF, f"env.reward={sums}/reward.py:reward"]
+    await train(load_config(RunConfig, sums / "config.yaml", [*overrides, "run.steps=1"]), sums / "run")
+    strict = [*overrides, "run.steps=2", "run.max_logprob_diff=1e-9"]
+    with pytest.raises(UserError, match="nats on average in step 2"):
+        await train(load_config(RunConfig, sums / "config.yaml", strict), sums / "run")
+
+
 async def test_an_engine_with_other_weights_ends_the_run_before_a_checkpoint(sums):
     (sums / "reward.py").write_text("def reward(trajectory, task):\n    return sum(trajectory.ids) % 7\n")
     config = load_config(
