@@ -4,7 +4,9 @@
 
 nim: Nim is solved. A move is optimal if the nim-sum after it is 0; each position with another nim-sum has such a move.
 The share is over the model's moves, at temperature 1, in the positions of an evaluation that have an optimal move. Its
-opponent is drawn for each game, a perfect player or a random one, and the model begins every other game.
+opponent is drawn for each game, a perfect player or a random one, and the model begins every other game. At the end the
+probability of an optimal move is computed in all 102 positions that have one, by the number of their piles, and the
+share of these positions in which the most likely valid move is optimal.
 
 pennies: the probability of heads in each seat at each evaluation, from the log-probabilities of the sampled tokens.
 
@@ -27,7 +29,8 @@ import numpy as np
 
 import agentloop
 from agentloop.api.recipe import load_run_config
-from agentloop.recipes.self_play.games import nim_move, nim_piles, optimal_nim_moves, penny
+from agentloop.recipes.self_play.games import nim_board, nim_move, nim_moves, nim_piles, optimal_nim_moves, penny
+from agentloop.recipes.self_play.tiny_task import POSITIONS
 from agentloop.types.messages import text_of
 from agentloop.types.trajectory import Trajectory
 from benchmarks import results_file
@@ -44,6 +47,38 @@ def optimal_share(episodes: Iterable[Trajectory]) -> dict[str, float]:
                 chances += 1
                 optimal += nim_move(text_of(turn["content"])) in best
     return {"optimal": round(optimal / chances, 4), "positions": chances}
+
+
+def nim_everywhere(model: Path) -> dict[str, float]:
+    """Return the mean probability of optimal moves over all positions that have one, and by the number of piles."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    policy, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
+        AutoTokenizer.from_pretrained(model),
+    )
+    by_piles: dict[int, list[float]] = {1: [], 2: [], 3: []}
+    is_most_likely: list[bool] = []
+    for piles in POSITIONS:
+        moves, best = nim_moves(piles), set(optimal_nim_moves(piles))
+        if not best:
+            continue
+        board = [{"role": "user", "content": nim_board(piles)}]
+        prompt = tokenizer.apply_chat_template(board, add_generation_prompt=True, return_dict=False)
+        turns = [[*tokenizer("{} {}".format(*move)).input_ids, tokenizer.eos_token_id] for move in moves]
+        ids, targets = torch.tensor([prompt + turn for turn in turns]), torch.tensor(turns)
+        with torch.no_grad():
+            logprobs = policy(ids).logits[:, len(prompt) - 1 : -1].log_softmax(-1)
+        chances = logprobs.gather(-1, targets[..., None]).sum((1, 2)).exp().tolist()
+        by_piles[sum(map(bool, piles))].append(sum(p for p, move in zip(chances, moves, strict=True) if move in best))
+        is_most_likely.append(moves[int(np.argmax(chances))] in best)
+    found = {
+        "all": np.mean([chance for values in by_piles.values() for chance in values]),
+        "most_likely": np.mean(is_most_likely),
+    }
+    found |= {f"piles_{number}": np.mean(values) for number, values in by_piles.items()}
+    return {name: round(float(value), 4) for name, value in found.items()}
 
 
 def heads_by_seat(episodes: Iterable[Trajectory]) -> dict[str, float]:
@@ -89,6 +124,8 @@ def measure(name: str, seed: int, settings: list[str]) -> dict[str, Any]:
             "seconds": round(time.perf_counter() - started, 1),
             "processor_seconds": round(time.process_time() - cpu, 1),
         }
+        if name == "nim":
+            result["everywhere"] = nim_everywhere(run.folder / "model")
     print(result, flush=True)
     return result
 
