@@ -66,7 +66,8 @@ def vllm_server(
 def _wait_for_answer(server: subprocess.Popen[bytes], client: httpx.Client, model: str) -> None:
     """Request one token until the server answers. Raises `RuntimeError` if it ends or takes too long."""
     deadline = time.monotonic() + _LONGEST
-    body = {"model": model, "prompt": "1", "max_tokens": 1}
+    # A model with random weights may sample an id that its tokenizer does not know.
+    body = {"model": model, "prompt": "1", "max_tokens": 1, "logit_bias": {"20": 100}}
     while server.poll() is None and time.monotonic() < deadline:
         try:
             if client.post("/v1/completions", json=body).status_code == 200:
