@@ -260,6 +260,11 @@ class LearnerConfig(Config):
             )
         if self.reference_every is not None:
             self._check_moving_reference()
+        if self.fp8 != "off" and self.compute_dtype != "bfloat16":
+            raise ValueError(
+                f"fp8 is {self.fp8} and compute_dtype is {self.compute_dtype}, but products in FP8 return bfloat16: "
+                "set learner.compute_dtype=bfloat16, or remove fp8"
+            )
         if self.share_prefixes and self.context_parallel > 1:
             raise ValueError(
                 f"share_prefixes is true and context_parallel is {self.context_parallel}, but context_parallel splits "

@@ -11,6 +11,7 @@ from typing import Any
 from agentloop.engines.base import Engine, FinishReason, Generation, SamplingParams
 from agentloop.errors import UserError
 from agentloop.registry.named_objects import load_object
+from agentloop.registry.options import check_call
 from agentloop.registry.registry import Registry
 
 __all__ = ["ENGINES", "Engine", "EngineKind", "FinishReason", "Generation", "SamplingParams", "create"]
@@ -83,7 +84,8 @@ def create(name: str, **options: Any) -> Engine:
     Raises `UserError` for an unknown name or option.
     """
     engine_class = load_object(ENGINES.get(name).target, "engine")
+    check_call(engine_class, options, of=f"engine {name!r}", call=f"{engine_class.__name__}(**options)")
     try:
         return engine_class(**options)
     except TypeError as error:
-        raise UserError(f"The engine {name!r} does not take the options {sorted(options)}: {error}.") from error
+        raise UserError(f"The engine {name!r} does not take the options {options}: {error}.") from error

@@ -25,18 +25,12 @@ _CAPABILITY = (8, 9)
 """CUDA capability of the first GPUs that have FP8: Ada, then Hopper."""
 
 
-def check(device: torch.device, compute_dtype: torch.dtype) -> None:
-    """Raise `UserError` if the device cannot multiply in FP8, or for a `compute_dtype` other than bfloat16."""
-    if compute_dtype != torch.bfloat16:
-        name = str(compute_dtype).removeprefix("torch.")
-        raise UserError(
-            f"learner.fp8 is set and learner.compute_dtype is {name}, but products in FP8 return bfloat16. Set "
-            "learner.compute_dtype=bfloat16."
-        )
+def check(device: torch.device) -> None:
+    """Raise `UserError` if the device is a GPU that cannot multiply in FP8."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
         raise UserError(
-            f"learner.fp8 is set, but {torch.cuda.get_device_name(device)} does not multiply in FP8, which Ada and "
-            "Hopper were the first to do. Set learner.fp8=off."
+            f"learner.fp8 is set, but {torch.cuda.get_device_name(device)} does not multiply in FP8. Use a GPU of Ada, "
+            "Hopper or later, or set learner.fp8=off."
         )
 
 

@@ -85,7 +85,7 @@ async def test_the_turns_of_another_model_are_not_trained(model):
 async def test_an_opponent_that_cannot_play_ends_the_run(tmp_path):
     for opponent, says in (
         ({"engine": "hf", "models": str(tmp_path)}, "has no models: export one with `agentloop export"),
-        ({"engine": "hf", "options": {"modle": "m"}}, "does not take the options"),
+        ({"engine": "hf", "options": {"modle": "m"}}, "engine 'hf' has no option 'modle'"),
         ({"script": "nowhere.py:f"}, "There is no file"),
     ):
         with pytest.raises(UserError, match=says):

@@ -126,14 +126,14 @@ def test_layers_with_adapters_multiply_their_frozen_part_in_fp8(tmp_path: Path):
 
 def test_what_fp8_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = save_small_qwen3(tmp_path / "model")
-    with pytest.raises(UserError, match=r"learner\.compute_dtype is float32.*Set learner\.compute_dtype=bfloat16"):
-        learner_of(model, fp8="row", compute_dtype="float32")
+    with pytest.raises(ValueError, match=r"compute_dtype is float32.*set learner\.compute_dtype=bfloat16"):
+        LearnerConfig(model=str(model), fp8="row")
     with pytest.raises(ValueError, match="only fsdp has fp8"):
         LearnerConfig(model=str(model), fp8="row", backend="megatron")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
-    with pytest.raises(UserError, match=r"A100 does not multiply in FP8.*Set learner\.fp8=off"):
-        fp8.check(torch.device("cuda"), torch.bfloat16)
+    with pytest.raises(UserError, match=r"A100 does not multiply in FP8.*set learner\.fp8=off"):
+        fp8.check(torch.device("cuda"))
     odd = torch.nn.ModuleList([torch.nn.Linear(10, 10)])
     with pytest.raises(UserError, match=r"multiples of 16.*Set learner\.fp8=off"):
         fp8.convert(odd, list(odd), "row")

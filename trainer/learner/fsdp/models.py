@@ -41,7 +41,7 @@ class Models:
         self.compute_dtype = getattr(torch, config.compute_dtype)
         self._kernel = choose(config.attention, device, self.compute_dtype)
         if config.fp8 != "off":
-            fp8.check(device, self.compute_dtype)
+            fp8.check(device)
         self.padded = self._kernel == "sdpa"
         self.offload = config.offload if device.type == "cuda" else "off"
 
