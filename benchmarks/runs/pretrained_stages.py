@@ -53,7 +53,7 @@ def stages(folder: Path, seed: int, args: argparse.Namespace, pinned: list[str])
     return {
         "seed": seed,
         "before": round(cold_start[0], 4) if len(cold_start) > 1 else None,
-        "after_sft": round(cold_start[-1], 4),
+        "after_sft": round(cold_start[-1], 4) if cold_start else held_out[0],
         "after_rl": list(held_out.values())[-1],
         "held_out_by_step": held_out,
         "sft_seconds": sft_s,
