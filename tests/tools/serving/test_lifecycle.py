@@ -13,12 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from agentloop.cli import main
 from agentloop.errors import UserError
 from agentloop.tools.serving.state.settings import Settings
 
 pytestmark = pytest.mark.slow
 
-COMMAND = (sys.executable, "-m", "agentloop.tools", "serve", "--port", "0", "--isolation", "slots", "--slots", "2")
+SERVE = ("serve", "--port", "0", "--isolation", "slots", "--slots", "2")
+COMMAND = (sys.executable, "-m", "agentloop.tools", *SERVE)
 
 
 class Process:
@@ -170,17 +172,14 @@ def test_sigkill_leaves_no_process(start):
     connection.close()
 
 
-def refused(*options: str, env: dict[str, str] | None = None) -> str:
-    environment = {**os.environ, **(env or {})}
-    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == 2, done
-    assert "Traceback" not in done.stderr
-    return " ".join(done.stderr.split())
-
-
 def test_unusable_level_suggests_a_working_one(tmp_path):
     (tmp_path / "docker.sock").write_text("")
-    says = refused("--isolation", "docker", env={"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"})
+    environment = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/docker.sock"}
+    command = [*COMMAND, "--isolation", "docker"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    says = " ".join(done.stderr.split())
     assert "'docker'" in says
     assert "--isolation slots works" in says
 
@@ -198,11 +197,24 @@ def test_start_logs_nothing_by_default(start):
     assert [json.loads(line)["route"] for line in lines] == ["/run_code"]
 
 
-def test_non_loopback_addresses_need_a_token():
+@pytest.fixture
+def refused(capsys):
+    """Run the command in this process, which must exit with 2, and return what it says."""
+
+    def run(*options: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["tools", *SERVE, *options])
+        assert ended.value.code == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    return run
+
+
+def test_non_loopback_addresses_need_a_token(refused):
     assert "set a token with AGENTLOOP_TOKEN" in refused("--host", "0.0.0.0")
 
 
-def test_occupied_port_raises():
+def test_occupied_port_raises(refused):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "Cannot listen on 127.0.0.1" in refused("--port", str(taken.getsockname()[1]))
 
@@ -227,7 +239,7 @@ def test_occupied_port_raises():
         (("--host", "host.invalid", "--token", "x"), "Cannot listen on host.invalid"),
     ],
 )
-def test_invalid_arguments_exit_with_an_error(options, says):
+def test_invalid_arguments_exit_with_an_error(options, says, refused):
     assert says in refused(*options)
 
 
