@@ -1,5 +1,6 @@
 """On CUDA the check at load runs in float32 whatever the model has, and leaves no trace."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,17 @@ from tests.support.tiny import save_small_qwen3
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """Allow TF32, whose flag is not an attribute that monkeypatch can restore."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_passes_and_nothing_of_it_changes(tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def test_a_model_passes_and_nothing_of_it_changes(tmp_path: Path, dtype: torch.dtype, tf32: None):
     policy = load_packed_lm(save_small_qwen3(tmp_path), dtype, kernel="fa2", compiled=True).to("cuda")
     before, random = {n: p.clone() for n, p in policy.named_parameters()}, torch.cuda.get_rng_state()
     packing_check.check(policy, shares_prefixes=True)
