@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 
 async def test_vllm_returns_the_experts_of_every_token(tmp_path: Path):
-    folder = save_small_model("qwen3_moe", tmp_path)
+    folder = save_small_model("qwen3_moe", tmp_path, width=8)  # heads of 64
     memory = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 1 << 30}
     engine = VllmEngine(folder, enable_return_routed_experts=True, dtype="float32", max_model_len=120, **memory)
     await engine.start()
