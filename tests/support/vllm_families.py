@@ -176,7 +176,8 @@ def _compared(engine: InProcess, model: nn.Module, of_tokens: Callable[[Any], An
     found: dict[str, Any] = {"greedy": gap(prompts, engine.generate(prompts, greedy))}
     turns = engine.generate(prompts, sampled)
     found["sampled"] = gap(prompts, turns)
-    later = [[*prompt, *turn.ids, 7, 8] for prompt, turn in zip(prompts, turns, strict=True)]
+    # The longest is longer than any block of a prefix cache, and than the first turn.
+    later = [[*prompt, *turn.ids, *range(7, 23)] for prompt, turn in zip(prompts, turns, strict=True)]
     found["second_turn"] = gap(later, engine.generate(later, sampled))
     found["cached_tokens"] = engine.cached_tokens
     generator = torch.Generator().manual_seed(3)

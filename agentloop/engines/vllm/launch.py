@@ -30,6 +30,10 @@ _FP8 = {
     "quantization_config": {"ignore": [r"re:.*\.gate$"]},  # routers of experts
 }
 
+_MAMBA2 = {"bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"}
+"""Families with Mamba-2. On CPUs its kernel returns no states for the prefix cache, so that prompts longer than a block
+fail (vLLM 0.32)."""
+
 
 class VllmLauncher:
     """Starts vLLM for one engine. `arguments` are for `AsyncEngineArgs`, the others as in `VllmEngine`."""
@@ -92,19 +96,20 @@ class VllmLauncher:
         """Return the arguments of `AsyncEngineArgs`, whose fields are `known`."""
         from vllm.platforms import current_platform
 
+        family = _family(self._model)
         args: dict[str, Any] = {
             "model": self._model,
             "skip_tokenizer_init": not (Path(self._model) / "tokenizer.json").is_file(),
             # Not `auto`, which may pick another library for a schema.
             "structured_outputs_config": {"backend": "xgrammar"},
-            "enable_prefix_caching": True,
+            "enable_prefix_caching": not (current_platform.is_cpu() and family in _MAMBA2),
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
             "worker_extension_cls": "agentloop.engines.vllm.worker.WeightReceiver",
         }
-        self.sees_images = _family(self._model) in FAMILIES
+        self.sees_images = family in FAMILIES
         if self.sees_images:
             args |= start_arguments(known, self._max_pixels, on_cpu=current_platform.is_cpu())
         args |= self._given
