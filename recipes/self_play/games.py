@@ -22,6 +22,9 @@ NO_MARKS = FREE * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
 
+TURNED, MIRRORED = (6, 3, 0, 7, 4, 1, 8, 5, 2), (2, 1, 0, 5, 4, 3, 8, 7, 6)
+"""The cell that is shown at each place after a quarter turn, and after a reflection."""
+
 EQUAL, DIFFERENT = "Heads or tails? You win if both are equal.", "Heads or tails? You win if they are not equal."
 """What the first and the second player of matching pennies read."""
 
@@ -56,11 +59,20 @@ class Nim(TurnGame):
 
 
 class TicTacToe(TurnGame):
-    """Three in a row on nine cells, which are numbered from 1."""
+    """Three in a row on nine cells, which are numbered from 1.
 
-    def __init__(self, players: Sequence[str], cells: str = NO_MARKS) -> None:
+    With `canonical`, players see the board turned or mirrored, so that positions that differ only by that look equal.
+    """
+
+    def __init__(self, players: Sequence[str], cells: str = NO_MARKS, *, canonical: bool = False) -> None:
         self.cells = cells
         self._players = list(players)
+        self._canonical = canonical
+
+    @property
+    def _shown(self) -> tuple[int, ...]:
+        """The cell at each place of the board that players see."""
+        return canonical_order(self.cells) if self._canonical else tuple(range(9))
 
     @property
     def to_move(self) -> str | None:
@@ -68,11 +80,11 @@ class TicTacToe(TurnGame):
         return None if is_over else self._players[9 - self.cells.count(FREE) & 1]
 
     def observe(self, player: str) -> str:
-        return " ".join(self.cells)
+        return " ".join(self.cells[cell] for cell in self._shown)
 
     def move(self, player: str, text: str) -> None:
         found = re.search(r"[1-9]", text)
-        cell = int(found[0]) - 1 if found else 0
+        cell = self._shown[int(found[0]) - 1] if found else 0
         if found is None or self.cells[cell] != FREE:
             raise InvalidMove(f"{text.strip()[:40]!r} is no move: write the number of a free cell.")
         self.cells = placed(self.cells, cell)
@@ -90,7 +102,8 @@ async def nim(task: Mapping[str, Any], players: Mapping[str, Player]) -> Mapping
 
 async def tic_tac_toe(task: Mapping[str, Any], players: Mapping[str, Player]) -> Mapping[str, float]:
     """Play tic-tac-toe from the cells of the row, or from the start; the first player is x."""
-    return await _play(TicTacToe(list(players), task.get("cells", NO_MARKS)), task, players)
+    game = TicTacToe(list(players), task.get("cells", NO_MARKS), canonical=task.get("canonical", False))
+    return await _play(game, task, players)
 
 
 async def _play(game: TurnGame, task: Mapping[str, Any], players: Mapping[str, Player]) -> Mapping[str, float]:
@@ -185,6 +198,22 @@ def free_cells(cells: str) -> list[int]:
 def placed(cells: str, cell: int) -> str:
     """Return the cells after the next player took one."""
     return cells[:cell] + "xo"[9 - cells.count(FREE) & 1] + cells[cell + 1 :]
+
+
+def symmetries() -> list[tuple[int, ...]]:
+    """Return the orders of the cells that show the same board turned or mirrored, [8]."""
+    found: list[tuple[int, ...]] = []
+    order = tuple(range(9))
+    for _ in range(4):
+        found += [order, tuple(order[place] for place in MIRRORED)]
+        order = tuple(order[place] for place in TURNED)
+    return found
+
+
+@cache
+def canonical_order(cells: str) -> tuple[int, ...]:
+    """Return the order of the cells that shows the board as the first of all boards that are equal to it."""
+    return min(symmetries(), key=lambda order: [cells[cell] for cell in order])
 
 
 @cache

@@ -20,37 +20,45 @@ def rows(
     num_rows: int = 4096,
     *,
     piles: Sequence[int] = (3, 4, 5),
-    any_start: bool = False,
+    any_start: float = 0.0,
     system: str | None = NIM,
     opponent: Any = None,
     seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Yield games of Nim. With `any_start` each begins at a random position that `piles` can lead to.
+    """Yield games of Nim. `any_start` is the share of games that begin at any position that `piles` can lead to.
 
     With an `opponent`, it plays the second seat, and `seat` lets the model begin every other game. Players see the
     present board only (`forget`), and an invalid move costs twice as much as a lost game (`forfeit`).
     """
     positions = [list(each) for each in product(*(range(size + 1) for size in piles)) if any(each)]
-    starts = positions if any_start else [list(piles)]
-    return _rows(num_rows, lambda rng: {"piles": rng.choice(starts)}, system, opponent, seed)
+
+    def start(rng: random.Random) -> dict[str, Any]:
+        return {"piles": rng.choice(positions) if rng.random() < any_start else list(piles)}
+
+    return _rows(num_rows, start, system, opponent, seed)
 
 
 def tic_tac_toe_rows(
     num_rows: int = 4096,
     *,
-    any_start: bool = False,
+    any_start: float = 0.0,
+    canonical: bool = False,
     system: str | None = None,
     opponent: Any = None,
     seat: int | None = None,
     seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Yield games of tic-tac-toe. With `any_start` each begins at a random position; the other options as in `rows`.
+    """Yield games of tic-tac-toe; the options as in `rows`. Random positions follow up to eight random moves.
 
-    With an `opponent` and `seat` 1, the model moves second in all games; with 0, first.
+    With `canonical`, boards that are equal after turns and reflections look the same to the players, so they see 627
+    positions instead of 4,520. With an `opponent` and `seat` 1, the model moves second in all games; with 0, first.
     """
-    for row in _rows(
-        num_rows, lambda rng: {"cells": random_cells(rng) if any_start else NO_MARKS}, system, opponent, seed
-    ):
+
+    def start(rng: random.Random) -> dict[str, Any]:
+        cells = random_cells(rng) if rng.random() < any_start else NO_MARKS
+        return {"cells": cells, "canonical": canonical}
+
+    for row in _rows(num_rows, start, system, opponent, seed):
         yield row if seat is None else row | {"seat": seat}
 
 

@@ -3,6 +3,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentloop.api.recipe import load_run_config
 from agentloop.envs.players.player import ScriptedPlayer
@@ -12,6 +14,7 @@ from agentloop.recipes.self_play.games import (
     EQUAL,
     Nim,
     TicTacToe,
+    canonical_order,
     matching_pennies,
     nim_moves,
     optimal_nim_moves,
@@ -22,7 +25,7 @@ from agentloop.recipes.self_play.games import (
     tic_tac_toe_value,
     winner_of,
 )
-from agentloop.recipes.self_play.task import rows, tic_tac_toe_rows
+from agentloop.recipes.self_play.task import random_cells, rows, tic_tac_toe_rows
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.trainer.run.checks import check_trainable
 
@@ -73,11 +76,35 @@ def test_tic_tac_toe_is_a_draw():
     assert winner_of(placed("xx-oo----", 2)) == "x"
 
 
+def test_canonical_boards_of_equal_positions_look_the_same():
+    # A corner is taken: four boards, one look. The move in the shown corner opposite to it is the opposite corner.
+    corners = {0: 8, 2: 6, 6: 2, 8: 0}
+    shown = set()
+    for corner, opposite in corners.items():
+        game = TicTacToe(["a", "b"], placed("-" * 9, corner), canonical=True)
+        board = game.observe("b").split()
+        shown.add(tuple(board))
+        game.move("b", str(9 - board.index("x")))
+        assert game.cells[opposite] == "o"
+    assert len(shown) == 1
+
+
+@given(st.integers(0, 2**32))
+def test_a_canonical_board_shows_the_same_position(seed):
+    cells = random_cells(random.Random(seed))
+    order = canonical_order(cells)
+    assert sorted(order) == list(range(9))
+    shown = "".join(cells[cell] for cell in order)
+    assert tic_tac_toe_value(shown) == tic_tac_toe_value(cells)
+    assert "".join(shown[cell] for cell in canonical_order(shown)) == shown
+
+
 def test_games_may_begin_at_any_position():
-    nim = list(rows(500, piles=(1, 2), any_start=True))
+    nim = list(rows(500, piles=(1, 2), any_start=1.0))
     assert {tuple(row["piles"]) for row in nim} == {(0, 1), (0, 2), (1, 0), (1, 1), (1, 2)}
     assert {tuple(row["piles"]) for row in rows(8, piles=(1, 2))} == {(1, 2)}
-    cells = [row["cells"] for row in tic_tac_toe_rows(200, any_start=True)]
+    assert 0.6 < sum(row["piles"] == [5, 5, 5] for row in rows(500, piles=(5, 5, 5), any_start=0.25)) / 500 < 0.9
+    cells = [row["cells"] for row in tic_tac_toe_rows(200, any_start=1.0)]
     assert {9 - each.count("-") for each in cells} == set(range(9))
     assert all(winner_of(each) is None and 0 <= each.count("x") - each.count("o") <= 1 for each in cells)
     game = TicTacToe(["a", "b"], "xx-o-----")
@@ -106,7 +133,7 @@ async def test_matching_pennies_rewards_equal_or_different_sides(said, rewards):
 
 def test_each_cell_is_one_token_of_the_tiny_model():
     tokenizer = build_tokenizer()
-    assert {len(tokenizer(" ".join(row["cells"])).input_ids) for row in tic_tac_toe_rows(200, any_start=True)} == {9}
+    assert {len(tokenizer(" ".join(row["cells"])).input_ids) for row in tic_tac_toe_rows(200, any_start=1.0)} == {9}
 
 
 @pytest.mark.parametrize("name", ["tiny", "pennies", "tictactoe"])
