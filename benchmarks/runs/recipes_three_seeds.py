@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from agentloop.envs.workers.interpreters import envs_folder
 from benchmarks import results_file
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -38,13 +39,15 @@ def run(recipe: str, config: str, seed: int, folder: Path, threads: int, overrid
         "run.save_trajectories=0",
         *overrides,
     ]
+    # A run has its own caches, but the packages of environments are those that are installed.
+    own = {"OMP_NUM_THREADS": str(threads), "HOME": str(here), "AGENTLOOP_ENVS": str(envs_folder())}
     started = time.perf_counter()
     with (here / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", AGENTLOOP, "train", config, *arguments],
             stdout=log,
             stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "HOME": str(here)},
+            env={**os.environ, **own},
         )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

@@ -15,11 +15,29 @@ TINY = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))
 
 
 def test_tiny_recipes_exist():
-    assert {"retool", "search_r1", "text_to_sql", "frozen_lake", "deepeyes", "self_play", "terminal"} <= set(TINY)
+    assert {
+        "retool",
+        "search_r1",
+        "text_to_sql",
+        "frozen_lake",
+        "deepeyes",
+        "self_play",
+        "terminal",
+        "reasoning_gym",
+    } <= set(TINY)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [name for name in TINY if name != "reasoning_gym"])
 async def test_tiny_recipe_runs_and_updates_weights(name, tmp_path, monkeypatch):
+    await run_two_steps(name, tmp_path, monkeypatch)
+
+
+async def test_tiny_run_of_reasoning_gym_updates_weights(tmp_path, monkeypatch, installed_env):
+    installed_env("reasoning_gym")
+    await run_two_steps("reasoning_gym", tmp_path, monkeypatch)
+
+
+async def run_two_steps(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # databases and indexes go below ~/.cache
     path = str(RECIPES / name / "tiny.yaml")
     groups = max(4, 32 // load_run_config(path, []).algorithm.group_size)

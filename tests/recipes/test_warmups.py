@@ -30,8 +30,18 @@ def test_first_rows_of_a_batch_show_the_tools():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*sorted(CONFIGS), "chain"])
+@pytest.mark.parametrize("name", [*sorted(set(CONFIGS) - {"reasoning_gym"}), "chain"])
 async def test_warm_up_lowers_the_loss(name, tmp_path):
+    await train_three_steps(name, tmp_path)
+
+
+@pytest.mark.slow
+async def test_warm_up_of_reasoning_gym_lowers_the_loss(tmp_path, installed_env):
+    installed_env("reasoning_gym")
+    await train_three_steps("reasoning_gym", tmp_path)
+
+
+async def train_three_steps(name, tmp_path):
     config = CONFIGS.get(name, RECIPES / name / "sft.yaml")
     model = BUILDERS[name](tmp_path / "start") if name in BUILDERS else RECIPES / "tiny" / "checkpoint"
     changes = [
