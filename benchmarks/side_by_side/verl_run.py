@@ -3,8 +3,9 @@
     python -m benchmarks.side_by_side.verl_run MODEL DATA CURVE [--steps 60] [--seed 0]
 
 MODEL is the folder of the cold start, DATA has train.jsonl and held_out.jsonl. CURVE gets the lines that
-`agentloop_run` describes. verl 0.9.1 runs without flash-attn: PyTorch's attention over padded rows. Its `main_ppo` with
-`use_v1=False` needs no TransferQueue.
+`agentloop_run` describes. verl 0.9.1 runs with PyTorch's attention over padded rows; from flash-attn it needs only the
+two files without compiled code, `bert_padding.py` and `ops/triton/cross_entropy.py` (without the latter it computes the
+loss row by row). Its `main_ppo` with `use_v1=False` needs no TransferQueue.
 """
 
 from __future__ import annotations
