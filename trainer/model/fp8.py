@@ -20,7 +20,6 @@ from agentloop.trainer.model.lora import ROUTER, LoraLinear, Product
 _FORWARD, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 _MULTIPLE = 16
 """Matrix units need dimensions that are multiples of this."""
-_SMALLEST_SCALE = 1e-12
 _CAPABILITY = (8, 9)
 """CUDA capability of the first GPUs that have FP8: Ada, then Hopper."""
 
@@ -96,9 +95,11 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, by_row: bool)
     if hidden.dtype != torch.bfloat16:
         return F.linear(hidden, weight, bias)
     rows = hidden.reshape(-1, hidden.shape[-1])
+    # Gradients of weights sum over rows, whose number must be a multiple, too.
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % _MULTIPLE))
     function = _RowScales if by_row else _TensorScales
-    out: Tensor = function.apply(rows, weight)
-    out = out.reshape(*hidden.shape[:-1], -1)
+    out: Tensor = function.apply(padded, weight)
+    out = out[: len(rows)].reshape(*hidden.shape[:-1], -1)
     return out if bias is None else out + bias
 
 
@@ -110,19 +111,19 @@ class _TensorScales(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
-        left, left_scale = _rounded(_padded(rows))
+        left, left_scale = _rounded(rows)
         right, right_scale = _rounded(weight)
         ctx.save_for_backward(left, left_scale, weight)
-        return _product(left, right, left_scale, right_scale, fast=True)[: len(rows)]
+        return _product(left, right, left_scale, right_scale, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         rows, row_scale, weight = ctx.saved_tensors
-        grad, scale = _rounded(_padded(grads[0]), dtype=_WIDE)
+        grad, scale = _rounded(grads[0], dtype=_WIDE)
         of_rows = of_weight = None
         if ctx.needs_input_grad[0]:
             right, right_scale = _rounded(weight)
-            of_rows = _product(grad, _transposed(right), scale, right_scale)[: len(grads[0])]
+            of_rows = _product(grad, _transposed(right), scale, right_scale)
         if ctx.needs_input_grad[1]:
             of_weight = _product(_transposed(grad), _transposed(rows), scale, row_scale)
         return of_rows, of_weight
@@ -143,8 +144,7 @@ class _RowScales(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_rows = _product(*_rounded_pair(grads[0], _transposed(weight)))
         if ctx.needs_input_grad[1]:
-            left, right = _transposed(_padded(grads[0])), _transposed(_padded(rows))
-            of_weight = _product(*_rounded_pair(left, right))
+            of_weight = _product(*_rounded_pair(_transposed(grads[0]), _transposed(rows)))
         return of_rows, of_weight
 
 
@@ -160,14 +160,10 @@ def _rounded_pair(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 def _rounded(matrix: Tensor, *, dtype: torch.dtype = _FORWARD, by_row: bool = False) -> tuple[Tensor, Tensor]:
     """Return a matrix in FP8, and its scales: float32 [rows, 1] or []. The largest value becomes that of the dtype."""
+    # Literals: torch would compile floats of a module as inputs of the graph, which fails in several such functions.
     largest = matrix.abs().amax(1, keepdim=True) if by_row else matrix.abs().amax()
-    scale = (largest.float() / torch.finfo(dtype).max).clamp(min=_SMALLEST_SCALE)
+    scale = (largest.float() / (448.0 if dtype == _FORWARD else 57344.0)).clamp(min=1e-12)
     return (matrix.float() / scale).to(dtype), scale
-
-
-def _padded(rows: Tensor) -> Tensor:
-    """Add rows of zeros up to a multiple of 16, because gradients of weights sum over rows."""
-    return F.pad(rows, (0, 0, 0, -len(rows) % _MULTIPLE))
 
 
 def _transposed(matrix: Tensor) -> Tensor:

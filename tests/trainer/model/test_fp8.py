@@ -76,14 +76,16 @@ def test_one_graph_serves_all_lengths(scales: str):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 
-    def product(hidden, weight):
-        return fp8.linear(hidden, weight, None, by_row=scales == "row")
+    def two_layers(hidden, weight):
+        by_row = scales == "row"
+        between = fp8.linear(hidden, weight, None, by_row=by_row)
+        return fp8.linear(between, weight.t().contiguous(), None, by_row=by_row)
 
-    compiled = torch.compile(product, dynamic=True, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(two_layers, dynamic=True, fullgraph=True, backend="aot_eager")
     weight = torch.randn(48, 32).bfloat16().requires_grad_()
     for tokens in (37, 64, 50):
         hidden = torch.randn(1, tokens, 32).bfloat16().requires_grad_()
-        found = [torch.autograd.grad(f(hidden, weight).sum(), (hidden, weight)) for f in (product, compiled)]
+        found = [torch.autograd.grad(f(hidden, weight).sum(), (hidden, weight)) for f in (two_layers, compiled)]
         assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
