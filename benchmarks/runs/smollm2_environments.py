@@ -61,12 +61,12 @@ def overrides_of(name: str) -> tuple[list[str], list[str]]:
 
 
 def run(seconds: float, *arguments: str) -> None:
-    """Run `agentloop`, and interrupt it after a time. Its metrics until then count. Raises `CalledProcessError`."""
+    """Run `agentloop`, and stop it after a time. Its metrics until then count. Raises `CalledProcessError`."""
     process = subprocess.Popen([sys.executable, "-c", AGENTLOOP, *arguments])
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         process.wait()
     else:
         if process.returncode:

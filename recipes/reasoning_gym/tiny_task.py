@@ -17,7 +17,7 @@ from typing import Any
 from agentloop.envs.reasoning_gym.env import tasks
 from agentloop.recipes.tiny.task import OPERATIONS, Operation
 from agentloop.recipes.tiny.traces import TOOL_NAME, drawn_rows, tool_text
-from agentloop.types.messages import Message, ToolCall
+from agentloop.types.messages import Message, ToolCall, text_of
 
 DATASETS: dict[str, dict[str, Any]] = {
     "chain_sum": {"config": {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}},
@@ -45,7 +45,7 @@ def trace(rng: random.Random, questions: Sequence[Mapping[str, Any]]) -> list[Me
     question: Message = rng.choice(questions)["prompt"][-1]
     if rng.random() < GUESS_SHARE:
         return [question, _answer(rng.randrange(10 ** rng.randint(1, 4)))]
-    text = question["content"]
+    text = text_of(question["content"])
     used = right_program(text) if rng.random() < LISTENING_SHARE else rng.choice([*_PROGRAMS.values()])
     a, b = map(int, re.findall(r"\d+", text))
     result = used.compute(a, b)
