@@ -90,14 +90,14 @@ def stages(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     left = given.seconds - cold_seconds
     run(left, "train", str(training), *shared, f"model={cold}", f"run.folder={warm}", "run.save_trajectories=0")
     lines = [json.loads(line) for line in (cold / "metrics.jsonl").read_text().splitlines()]
-    first = [round(line["eval/reward/mean"], 4) for line in lines if "eval/reward/mean" in line]
+    first = [round(line["eval/reward/mean"], 4) for line in lines if "eval/reward/mean" in line]  # none: eval.every=0
     curve = curve_of(warm / "metrics.jsonl")
     held_out = {line["step"]: round(line["eval_reward"], 4) for line in curve if "eval_reward" in line}
     return {
         "seed": given.seed,
         "best_constant_answer": round(best_constant(config.data.eval_options), 4),
-        "before": first[0],
-        "after_cold_start": first[-1],
+        "before": first[0] if first else None,
+        "after_cold_start": held_out[0],
         "after": list(held_out.values())[-1],
         "held_out_by_step": held_out,
         "steps": curve[-1]["step"],
