@@ -8,7 +8,9 @@ cache supports patterns that it can translate, and is compared with the tokenize
 from __future__ import annotations
 
 import json
+import pickle
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,8 +68,20 @@ class WordCache:
 
 def word_cache_for(tokenizer: Tokenizer) -> WordCache | None:
     """Return the cache of a tokenizer without added tokens; None if its word pattern is not supported."""
-    state = json.loads(tokenizer.to_str())
-    pattern = _word_pattern(state)
+    model, normalizer, splitter = tokenizer.model, tokenizer.normalizer, tokenizer.pre_tokenizer
+    if type(model).__name__ != "BPE" or model.dropout or splitter is None:
+        return None
+    if normalizer is not None and type(normalizer).__name__ not in _ASCII_NORMALIZERS:
+        return None
+    words = _words_of(pickle.dumps(splitter))
+    return None if words is None else WordCache(tokenizer, words)
+
+
+@lru_cache(maxsize=64)
+def _words_of(pickled: bytes) -> re.Pattern[str] | None:
+    """Return the regular expression that splits ASCII text as this pre-tokenizer does, or None."""
+    splitter = pickle.loads(pickled)
+    pattern = _word_pattern(json.loads(splitter.__getstate__()))
     ascii_pattern = None if pattern is None else _to_ascii(pattern)
     if ascii_pattern is None:
         return None
@@ -77,20 +91,15 @@ def word_cache_for(tokenizer: Tokenizer) -> WordCache | None:
         return None
     probe = _probe()
     spans = [match.span() for match in compiled.finditer(probe)]
-    expected = [span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str(probe)]
+    expected = [span for _, span in splitter.pre_tokenize_str(probe)]
     # findall would return groups instead of words, and skip gaps between words.
     if compiled.groups or spans != expected or sum(end - start for start, end in spans) != len(probe):
         return None
-    return WordCache(tokenizer, compiled)
+    return compiled
 
 
-def _word_pattern(state: dict[str, Any]) -> str | None:
-    """Return the regular expression that splits text into words; None unless there is exactly one."""
-    model, normalizer, splitter = state["model"], state["normalizer"], state["pre_tokenizer"]
-    if model["type"] != "BPE" or model.get("dropout") or splitter is None:
-        return None
-    if normalizer is not None and normalizer["type"] not in _ASCII_NORMALIZERS:
-        return None
+def _word_pattern(splitter: dict[str, Any]) -> str | None:
+    """Return the regular expression of a pre-tokenizer; None unless there is exactly one."""
     steps = splitter["pretokenizers"] if splitter["type"] == "Sequence" else [splitter]
     *before, last = steps
     if last["type"] != "ByteLevel" or last["add_prefix_space"]:
