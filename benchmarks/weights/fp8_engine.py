@@ -49,9 +49,9 @@ def engine_of(folder: Path, quantization: str | None, args: argparse.Namespace) 
     )
 
 
-def learner_of(folder: Path, fp8: str) -> FsdpLearner:
+def learner_of(folder: Path, fp8: str, args: argparse.Namespace) -> FsdpLearner:
     settings: dict[str, Any] = {"param_dtype": "bfloat16", "compute_dtype": "bfloat16", "compile_layers": False}
-    return FsdpLearner(LearnerConfig(model=str(folder), fp8=fp8, **settings))
+    return FsdpLearner(LearnerConfig(model=str(folder), fp8=fp8, attention=args.attention, **settings))
 
 
 async def play(engine: VllmEngine, args: argparse.Namespace, in_flight: int, seed: int) -> list[Sample]:
@@ -108,11 +108,11 @@ async def updates(engine: VllmEngine, learner: FsdpLearner, args: argparse.Names
     return {"seconds": seconds, "loads_by": ways}
 
 
-def gaps(folder: Path, samples: dict[str, list[Sample]]) -> dict[str, float]:
+def gaps(folder: Path, samples: dict[str, list[Sample]], args: argparse.Namespace) -> dict[str, float]:
     """Return the average difference in nats for each learner and each engine."""
     found = {}
     for fp8 in ("off", "tensor", "row"):
-        learner = learner_of(folder, fp8)
+        learner = learner_of(folder, fp8, args)
         for name, turns in samples.items():
             theirs = np.concatenate([turn.logprobs[turn.loss_mask] for turn in turns])
             error = np.abs(np.concatenate(learner.logprobs(turns)) - theirs)
@@ -130,7 +130,7 @@ async def measure(folder: Path, args: argparse.Namespace, write: Callable[[dict[
     try:
         await asyncio.gather(*(engine.start() for engine in engines.values()))
         result["start_seconds"] = time.perf_counter() - started
-        learner = learner_of(folder, "off")
+        learner = learner_of(folder, "off", args)
         result["updates"] = {name: await updates(engine, learner, args) for name, engine in engines.items()}
         write(result)
         result["speed"] = await speeds(engines, args)
@@ -139,7 +139,7 @@ async def measure(folder: Path, args: argparse.Namespace, write: Callable[[dict[
     finally:
         await asyncio.gather(*(engine.close() for engine in engines.values()))
     del learner
-    result["gap"] = gaps(folder, samples)
+    result["gap"] = gaps(folder, samples, args)
     write(result)
 
 
@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--scored", type=int, default=64, help="turns whose log-probabilities are compared")
     parser.add_argument("--memory", type=float, default=0.36, help="share of the GPU for each engine")
     parser.add_argument("--cache-gib", type=int, default=14, help="keys and values of each engine")
+    parser.add_argument("--attention", default="auto", help="of the learners")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     args = parser.parse_args()
     args.vocabulary = model_config(args.model).vocab_size
