@@ -3,8 +3,8 @@
     python -m benchmarks.runs.smollm2_environments NAME [--model FOLDER] [--seed 0] [--seconds 600]
         [--sft KEY=VALUE ...] [--set KEY=VALUE ...]
 
-NAME is a data set of reasoning-gym (needle_haystack, family_relationships, chain_sum) or guess_the_number, a game of
-TextArena. The packages are those of `agentloop envs install`, or of this interpreter. FOLDER is the model of
+NAME is a data set of reasoning-gym (needle_haystack, family_relationships, chain_sum, syllogism, ransom_note) or
+guess_the_number, a game of TextArena. The packages are those of `agentloop envs install`, or of this interpreter. FOLDER is the model of
 `agentloop.recipes.smollm2.prepare`, by default in its recipe. The cold start shows the form of an answer, and most of
 its answers are wrong. Held-out reward is measured before it, after it, and during reinforcement learning, which stops
 after --seconds. --sft changes the config of the cold start, --set that of the training and of all evaluations. Writes
@@ -42,6 +42,8 @@ DATASETS = {
     "needle_haystack": {"min_num_statements": 4, "max_num_statements": 6},
     "family_relationships": {"min_family_size": 3, "max_family_size": 4},
     "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2},
+    "syllogism": {},
+    "ransom_note": {"max_note_length": 4, "max_magazine_length": 10},
 }
 """Data set of reasoning-gym -> its options."""
 CONFIGS = dict.fromkeys(DATASETS, RECIPES / "reasoning_gym" / "smollm2") | {
