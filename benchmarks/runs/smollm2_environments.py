@@ -4,11 +4,11 @@
         [--sft KEY=VALUE ...] [--set KEY=VALUE ...]
 
 NAME is a data set of reasoning-gym (needle_haystack, family_relationships, chain_sum, syllogism, ransom_note) or
-guess_the_number, a game of TextArena. The packages are those of `agentloop envs install`, or of this interpreter. FOLDER is the model of
-`agentloop.recipes.smollm2.prepare`, by default in its recipe. The cold start shows the form of an answer, and most of
-its answers are wrong. Held-out reward is measured before it, after it, and during reinforcement learning, which stops
-after --seconds. --sft changes the config of the cold start, --set that of the training and of all evaluations. Writes
-results/smollm2_NAME.json.
+guess_the_number, a game of TextArena. The packages are those of `agentloop envs install`, or of this interpreter.
+FOLDER is the model of `agentloop.recipes.smollm2.prepare`, by default in its recipe. The cold start shows the form of
+an answer, and most of its answers are wrong. Held-out reward is measured before it, after it, and during reinforcement
+learning, which stops after --seconds. --sft changes the config of the cold start, --set that of the training and of all
+evaluations. Writes results/smollm2_NAME.json.
 """
 
 from __future__ import annotations
