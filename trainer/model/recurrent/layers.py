@@ -29,7 +29,7 @@ def prepare(model: nn.Module, *, kernels: bool) -> Found:
     """
     modules = recurrent_modules(model)
     reason = packed.obstacle()
-    rest = [module for module in modules if not (packed.prepare(module) and kernels and reason is None)]
+    rest = [module for module in modules if not packed.prepare(module, kernels=kernels and reason is None)]
     padded.prepare(rest)
     if kernels and len(rest) < len(modules) and torch.cuda.is_available():
         tuning.compile_variants_in_parallel()

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -54,10 +54,11 @@ def _obstacle_of_triton() -> str | None:
     )
 
 
-def prepare(module: nn.Module) -> bool:
-    """Let a recurrent layer read packed rows; return whether it can.
+def prepare(module: nn.Module, *, kernels: bool) -> bool:
+    """Let a recurrent layer read packed rows; return whether it does.
 
-    It can if its forward calls one of the recurrences that have a kernel.
+    It can if its forward calls one of the recurrences that have a kernel. Without `kernels` it reads none, and calls
+    plain torch if its own kernel does not work.
     """
     code = inspect.unwrap(type(module).forward).__code__
     if not any(name in code.co_names for name in _RECURRENCES):
@@ -66,12 +67,24 @@ def prepare(module: nn.Module) -> bool:
     for name, ours in _FUNCTIONS.items():
         if name in code.co_names and not hasattr(names[name], "theirs"):
             names[name] = _in_place_of(names[name], ours)
-    module.forward = partial(_forward, module)  # type: ignore[method-assign]
-    return True
+    if kernels:
+        module.__class__ = _reading_packed_rows(type(module))
+    return kernels
 
 
-def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return type(module).forward(module, *args, packed_starts=kwargs.get("cu_seq_lens_q"), **kwargs)
+@cache
+def _reading_packed_rows(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass whose forward passes `packed_starts` on.
+
+    All layers have the same subclass, so one compilation serves them. torch would compile a forward of each layer's own
+    again, and fail at the ninth layer.
+    """
+
+    @wraps(kind.forward)
+    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return kind.forward(module, *args, packed_starts=kwargs.get("cu_seq_lens_q"), **kwargs)
+
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": forward})
 
 
 def _in_place_of(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """Recurrent layers of transformers read packed rows by the learner's ops; the ops themselves are tested on CUDA."""
 
 import importlib.metadata
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 
 import tests.support.plain_recurrences  # noqa: F401
 from agentloop.trainer.learner.checks import packing_check
+from agentloop.trainer.model import layers
 from agentloop.trainer.model.attention.packed import PackedRow
+from agentloop.trainer.model.compiling import compile_whole
 from agentloop.trainer.model.packed_lm import PackedCausalLM, load_packed_lm
 from agentloop.trainer.model.recurrent import packed
 from tests.support.small_models import save_small_model
@@ -37,6 +40,19 @@ def test_a_packed_row_is_as_each_sequence_alone(family: str, tmp_path: Path):
     policy = load_packed_lm(save_small_model(family, tmp_path), torch.float32, kernel="math")
     assert policy.recurrent == (True, False)
     packing_check.check(policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "kinds"), [("qwen3_5_text", 2), ("falcon_h1", 1)])
+def test_one_compilation_serves_all_layers_of_a_kind(
+    family: str, kinds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(layers, "compile_whole", partial(compile_whole, backend="eager"))
+    save_small_model(family, tmp_path, num_hidden_layers=16)
+    policy = load_packed_lm(tmp_path, torch.float32, kernel="math", compiled=True)
+    torch._dynamo.utils.counters.clear()
+    gradients(policy)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == kinds
 
 
 def test_layers_without_a_kernel_read_padded_batches_and_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
