@@ -1,6 +1,9 @@
 """Train the tiny runs of the recipe self_play with several seeds, and measure how well they play on held-out games.
 
     python -m benchmarks.runs.self_play nim | pennies | tictactoe [--seeds 0 1 2] [--set KEY=VALUE ...]
+    python -m benchmarks.runs.self_play nim | pennies | tictactoe --runs FOLDER ...
+
+The second form measures runs of `agentloop train` with `run.save_trajectories=200`.
 
 nim: Nim is solved. A move is optimal if the nim-sum after it is 0; each position with another nim-sum has such a move.
 The share is over the model's moves, at temperature 1, in the positions of an evaluation that have an optimal move. Its
@@ -110,24 +113,26 @@ GAMES: dict[str, tuple[str, Callable[[Iterable[Trajectory]], Mapping[str, float]
 """Name -> its config, and what is measured in an evaluation."""
 
 
+def figures(name: str, run: agentloop.RunResult) -> dict[str, Any]:
+    """Return what was measured at each evaluation of a run, and the seconds of its steps."""
+    evaluations = sorted(run.folder.glob("trajectories/eval_*"))
+    found: dict[str, Any] = {
+        "by_step": {int(each.name[5:11]): GAMES[name][1](agentloop.read_trajectories(each)) for each in evaluations},
+        "seconds": round(sum(step.get("time/step", 0.0) for step in run.metrics), 1),
+    }
+    if name == "nim":
+        found["everywhere"] = nim_everywhere(run.model)
+    return found
+
+
 def measure(name: str, seed: int, settings: list[str]) -> dict[str, Any]:
-    """Train with one seed, and return what was measured at each evaluation."""
-    config, figures = GAMES[name]
-    started, cpu = time.perf_counter(), time.process_time()
+    """Train with one seed, and return what was measured."""
+    cpu = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         own = [f"run.folder={folder}/run", f"run.seed={seed}", "run.loggers=[]", "run.save_trajectories=200"]
-        run = agentloop.train(load_run_config(str(RECIPE / config), [*own, *settings]), progress=False)
-        evaluations = sorted(run.folder.glob("trajectories/eval_*"))
-        result = {
-            "seed": seed,
-            "by_step": {int(each.name[5:11]): figures(agentloop.read_trajectories(each)) for each in evaluations},
-            "seconds": round(time.perf_counter() - started, 1),
-            "processor_seconds": round(time.process_time() - cpu, 1),
-        }
-        if name == "nim":
-            result["everywhere"] = nim_everywhere(run.folder / "model")
-    print(result, flush=True)
-    return result
+        run = agentloop.train(load_run_config(str(RECIPE / GAMES[name][0]), [*own, *settings]), progress=False)
+        processor_seconds = round(time.process_time() - cpu, 1)
+        return {"seed": seed, "processor_seconds": processor_seconds} | figures(name, run)
 
 
 def main() -> None:
@@ -135,10 +140,16 @@ def main() -> None:
     parser.add_argument("name", choices=GAMES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--set", nargs="*", default=[])
+    parser.add_argument("--runs", type=Path, nargs="+", help="measure these run folders instead of training")
     given = parser.parse_args()
     runs: list[dict[str, Any]] = []
-    for seed in given.seeds:
-        runs.append(measure(given.name, seed, given.set))
+    for run in given.runs or given.seeds:
+        if isinstance(run, Path):
+            found = agentloop.load_run(run)
+            runs.append({"seed": found.config.run.seed} | figures(given.name, found))
+        else:
+            runs.append(measure(given.name, run, given.set))
+        print(runs[-1], flush=True)
         results_file.write(f"self_play_{given.name}", {"runs": runs})
 
 
