@@ -4,16 +4,17 @@
     python -m benchmarks.learner.train_families --shape Qwen3-30B-A3B --layers 8
 
 Each system runs in a process of its own. `agentloop` is the learner, and settings of `learner` can follow it after a
-comma. `packed` is a loop over transformers' own model with the learner's attention kernel and rows, the recurrence of
-flash-linear-attention, the LM head at trained positions alone, fused AdamW and gradient checkpointing; its convolutions
-run over the boundaries of sequences. `padded` is that loop with padded batches of sequences of similar length and sdpa,
-or plain torch for gpt-oss, which has no other attention there.
+comma. `packed` is a loop over transformers' own model with the learner's attention kernel and rows, the recurrence and
+convolution of flash-linear-attention, the LM head at trained positions alone, fused AdamW and gradient checkpointing.
+`padded` is that loop with padded batches of sequences of similar length and sdpa, or plain torch for gpt-oss, which has
+no other attention there.
 MFU counts the necessary FLOPs (`families.flops`). Weights are random, so this shows speed and memory, not quality.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -23,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.model.attention import packed as attention
 from agentloop.trainer.model.attention.choice import choose
 from agentloop.trainer.model.attention.packed import PackedRow
+from agentloop.trainer.model.recurrent import tuning
 from benchmarks import results_file
 from benchmarks.learner.families import SHAPES, flops, model_config, random_model
 from benchmarks.learner.qwen3 import PEAK, batch_of, lengths_of
@@ -42,6 +44,7 @@ def learner_step(system: str, args: argparse.Namespace, folder: Path) -> Any:
     options = dict(part.split("=", 1) for part in system.split(",")[1:])
     config = {"model": str(folder), "param_dtype": "bfloat16", "compute_dtype": "bfloat16", "device": args.device}
     config |= {"token_budget": args.token_budget, "attention": args.attention, "checkpointing": "full"}
+    config["skip_checks"] = ["packed_equals_alone"]  # it runs in float32, for which kernels would compile, too
     return FsdpLearner(LearnerConfig.model_validate(config | options)).step
 
 
@@ -51,6 +54,28 @@ def _padded_attention(folder: Path) -> str:
 
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.from_pretrained(folder))]
     return "sdpa" if kind._supports_sdpa else "eager"
+
+
+def _use_kernels(model: nn.Module) -> None:
+    """Let recurrent layers convolve with the kernel of flash-linear-attention, as they compute their recurrence."""
+    from fla.modules.causal_conv1d import causal_conv1d
+
+    def convolution(
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        out, _state = causal_conv1d(rows.transpose(1, 2), weight, bias, activation=activation, cu_seqlens=cu_seq_lens_q)
+        return out.transpose(1, 2)
+
+    for kind in {type(module) for module in model.modules()}:
+        names = vars(sys.modules[kind.__module__])
+        if "causal_conv1d_fn" in names:
+            names["causal_conv1d_fn"] = convolution
+            tuning.compile_variants_in_parallel()
 
 
 class PlainLoop:
@@ -63,6 +88,8 @@ class PlainLoop:
         kernel = choose(args.attention, self._device, torch.bfloat16)
         name = _padded_attention(folder) if padded else attention.register(kernel)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation=name)
+        if importlib.util.find_spec("fla"):
+            _use_kernels(self.model)
         self.model.to(self._device).train().gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
 
