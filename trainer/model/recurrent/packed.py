@@ -68,7 +68,7 @@ def prepare(module: nn.Module, *, kernels: bool) -> bool:
         if name in code.co_names and not hasattr(names[name], "theirs"):
             names[name] = _in_place_of(names[name], ours)
     if kernels:
-        module.__class__ = _reading_packed_rows(type(module))
+        module.__class__ = _reading_packed_rows(type(module))  # type: ignore[arg-type]
     return kernels
 
 
