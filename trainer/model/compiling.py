@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
+
+from agentloop.errors import UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -16,6 +20,8 @@ def compile_whole(function: F, **options: Any) -> F:
 
     torch counts compilations per code object, and raises `FailOnRecompileLimitHit` at the ninth. So each call makes its
     own code object, and a policy, its reference and a critic do not use up one common limit.
+
+    The function raises `UserError` at its first call if it cannot be compiled.
     """
     assert isinstance(function, FunctionType)
     own = FunctionType(
@@ -26,4 +32,16 @@ def compile_whole(function: F, **options: Any) -> F:
         function.__closure__,
     )
     own.__kwdefaults__ = function.__kwdefaults__
-    return cast(F, torch.compile(own, dynamic=True, fullgraph=True, **options))
+    compiled = torch.compile(own, dynamic=True, fullgraph=True, **options)
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"The layers of this model cannot be compiled ({reason}). Set learner.compile_layers=false."
+            ) from error
+
+    return cast(F, run)

@@ -28,9 +28,13 @@ def prepare(
     """Replace the forward of each layer in place; hooks of the module (such as FSDP's) stay outside it.
 
     Layers that read `padded_batches` are not compiled: the number and lengths of sequences change their graph. Raises
-    `UserError` if sparse checkpointing does not support the layers. A layer that cannot be compiled raises at
-    its first call (`torch._dynamo.exc`).
+    `UserError` if sparse checkpointing does not support the layers. A layer that cannot be compiled raises it at
+    its first call, too.
     """
+    if compiled:
+        # What is computed from inputs that are numbers runs on the CPU: inductor then starts a C++ compiler, which is
+        # most of the first step of gpt-oss.
+        torch._dynamo.config.specialize_float = _share_numbers(layers)
     if checkpointing in ("full", "sparse") and recomputed.can_recompute(layers):
         recomputed.prepare(layers, SPARSE if checkpointing == "sparse" else 1, compiled=compiled)
         return
@@ -49,6 +53,18 @@ def prepare(
     for layer in layers:
         # The layer is an argument, not part of the function, so one compilation serves all layers.
         layer.forward = partial(run, layer)  # type: ignore[method-assign]
+
+
+def _share_numbers(layers: Sequence[nn.Module]) -> bool:
+    """Whether layers of a class have equal numbers, such as epsilons, so that a graph with constants serves them."""
+    seen: dict[tuple[type, str, str], float] = {}
+    return all(
+        seen.setdefault((type(layer), path, name), value) == value
+        for layer in layers
+        for path, module in layer.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float)
+    )
 
 
 def _plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:

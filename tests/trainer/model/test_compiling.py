@@ -5,6 +5,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    DiffLlamaConfig,
     Gemma3TextConfig,
     GptOssConfig,
     Llama4TextConfig,
@@ -13,10 +14,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from agentloop.errors import UserError
 from agentloop.trainer.model import layers
 from agentloop.trainer.model.attention.packed import PackedRow
 from agentloop.trainer.model.compiling import compile_whole
 from agentloop.trainer.model.packed_lm import hidden_states, load_packed_lm
+from tests.support.small_models import save_small_model
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +64,7 @@ _LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nop
             1,
             id="qwen3_moe",
         ),
+        pytest.param(DiffLlamaConfig(**_SHAPE), 1, id="diffllama: another number in each layer"),
         pytest.param(GptOssConfig(**_SHAPE, **_EXPERTS, head_dim=8), 2, id="gpt_oss: full and sliding"),
         pytest.param(Gemma3TextConfig(**_SHAPE, head_dim=8), 2, id="gemma3: full and sliding"),
         pytest.param(
@@ -94,3 +98,28 @@ def test_one_compilation_serves_all_layers_of_a_kind(config, kinds, tmp_path, mo
     torch._dynamo.utils.counters.clear()
     hidden_states(policy.backbone, torch.zeros(1, 8, dtype=torch.long), row, None)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == kinds
+
+
+def test_numbers_of_layers_are_constants_of_their_graph(tmp_path, monkeypatch):
+    """As inputs they would be computed with on the CPU, and gpt-oss negates a limit."""
+    scalars = []
+
+    def backend(graph, inputs):
+        scalars.append(
+            [tensor for tensor in inputs if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float64]
+        )
+        return graph.forward
+
+    AutoModelForCausalLM.from_config(GptOssConfig(**_SHAPE, **_EXPERTS, head_dim=8)).save_pretrained(tmp_path)
+    monkeypatch.setattr(layers, "compile_whole", partial(compile_whole, backend=backend))
+    policy = load_packed_lm(tmp_path, torch.float32, kernel="sdpa", compiled=True)
+    hidden_states(policy.backbone, torch.zeros(1, 8, dtype=torch.long), PackedRow.of([5, 3], padded=False), None)
+    assert scalars == [[], []]
+
+
+def test_layers_that_cannot_be_compiled_name_the_option(tmp_path, monkeypatch):
+    save_small_model("dbrx", tmp_path)
+    monkeypatch.setattr(layers, "compile_whole", partial(compile_whole, backend="eager"))
+    policy = load_packed_lm(tmp_path, torch.float32, kernel="math", compiled=True)
+    with pytest.raises(UserError, match=r"cannot be compiled .*Set learner\.compile_layers=false"):
+        hidden_states(policy.backbone, torch.zeros(1, 8, dtype=torch.long), PackedRow.of([5, 3], padded=False), None)
