@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks import results_file
-from benchmarks.side_by_side.agentloop_run import AGENTLOOP, curve_of
+from benchmarks.side_by_side.agentloop_run import AGENTLOOP, curve_of, held_out_of
 
 
 def command(folder: Path, pinned: list[str], *arguments: str) -> float:
@@ -49,7 +49,7 @@ def stages(folder: Path, seed: int, args: argparse.Namespace, pinned: list[str])
     cold = [json.loads(line) for line in (start / "metrics.jsonl").read_text().splitlines()]
     cold_start = [line["eval/reward/mean"] for line in cold if "eval/reward/mean" in line]
     curve = curve_of(end / "metrics.jsonl")
-    held_out = {line["step"]: round(line["eval_reward"], 4) for line in curve if "eval_reward" in line}
+    held_out = held_out_of(curve)
     return {
         "seed": seed,
         "before": round(cold_start[0], 4) if len(cold_start) > 1 else None,

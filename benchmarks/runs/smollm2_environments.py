@@ -32,7 +32,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.envs.reasoning_gym.env import tasks
 from benchmarks import results_file
-from benchmarks.side_by_side.agentloop_run import AGENTLOOP, curve_of
+from benchmarks.side_by_side.agentloop_run import AGENTLOOP, curve_of, held_out_of
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
@@ -94,7 +94,7 @@ def stages(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (cold / "metrics.jsonl").read_text().splitlines()]
     first = [round(line["eval/reward/mean"], 4) for line in lines if "eval/reward/mean" in line]  # none: eval.every=0
     curve = curve_of(warm / "metrics.jsonl")
-    held_out = {line["step"]: round(line["eval_reward"], 4) for line in curve if "eval_reward" in line}
+    held_out = held_out_of(curve)
     return {
         "seed": given.seed,
         "best_constant_answer": round(best_constant(config.data.eval_options), 4),

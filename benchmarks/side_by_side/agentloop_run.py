@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 AGENTLOOP = "import sys; from agentloop.cli import main; sys.argv[0] = 'agentloop'; main()"
@@ -37,18 +38,30 @@ def curve_of(metrics: Path) -> list[dict[str, float]]:
     return lines
 
 
-def main() -> None:
-    """Train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def held_out_of(curve: Sequence[Mapping[str, float]]) -> dict[float, float]:
+    """Return the held-out reward of each evaluated step."""
+    return {line["step"]: round(line["eval_reward"], 4) for line in curve if "eval_reward" in line}
+
+
+def parser_of(description: str | None, *paths: str) -> argparse.ArgumentParser:
+    """Return a parser of the model, of `paths`, and of the settings that all trainers share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("curve", type=Path)
+    for name in paths:
+        parser.add_argument(name, type=Path)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=1e-5)
-    parser.add_argument("--eval-every", type=int, default=20)
-    parser.add_argument("--config", default="smollm2")
     parser.add_argument("--groups", type=int, default=64)
     parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--eval-every", type=int, default=20)
+    return parser
+
+
+def main() -> None:
+    """Train."""
+    parser = parser_of(__doc__, "curve")
+    parser.add_argument("--config", default="smollm2")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     args = parser.parse_args()
     folder = args.curve.with_suffix("")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results_file
+from benchmarks.side_by_side.agentloop_run import held_out_of
 
 Curve = list[dict[str, float]]
 
@@ -35,7 +36,7 @@ def summary(curve: Curve) -> dict[str, Any]:
     steps = {line["step"]: line["seconds"] for line in curve if "reward" in line}
     took = [steps[step] - steps[step - 1] for step in steps if step - 1 in steps and step > 5]
     found: dict[str, Any] = {
-        "held_out": {line["step"]: round(line["eval_reward"], 4) for line in curve if "eval_reward" in line},
+        "held_out": held_out_of(curve),
         "training": [round(line["reward"], 4) for line in curve if "reward" in line],
         "seconds_all": max(steps.values()),
         "seconds_a_step_median": round(statistics.median(took), 3) if took else None,

@@ -10,7 +10,6 @@ our comparison of answers; with `--single-turn` no tool. CURVE gets the lines th
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import time
@@ -28,6 +27,7 @@ from agentloop.envs.rewards.texts import inside
 from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
+from benchmarks.side_by_side.agentloop_run import parser_of
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2"
 
@@ -106,20 +106,11 @@ class Curve(TrainerCallback):
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("data", type=Path)
-    parser.add_argument("curve", type=Path)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=1e-5)
-    parser.add_argument("--groups", type=int, default=64)
-    parser.add_argument("--warmup", type=int, default=5)
+    parser = parser_of(__doc__, "data", "curve")
     parser.add_argument("--single-turn", action="store_true")
     parser.add_argument("--completion", type=int, default=640, help="tokens after the prompt, tool results included")
     parser.add_argument("--context", type=int, default=1024, help="tokens that vLLM allows")
     parser.add_argument("--micro-batch", type=int, default=64, help="episodes of a forward pass")
-    parser.add_argument("--eval-every", type=int, default=20)
     parser.add_argument("--eval-limit", type=int)
     parser.add_argument("--memory", type=float, default=0.4, help="share of the GPU for vLLM")
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")

@@ -113,17 +113,11 @@ def curve_of(log: Path) -> list[dict[str, float]]:
 
 def main() -> None:
     """Train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("data", type=Path)
-    parser.add_argument("curve", type=Path)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=1e-5)
-    parser.add_argument("--groups", type=int, default=64)
-    parser.add_argument("--warmup", type=int, default=5)
+    # Not above: verl's workers load this file for `score`, and need not find the package `benchmarks`.
+    from benchmarks.side_by_side.agentloop_run import parser_of
+
+    parser = parser_of(__doc__, "data", "curve")
     parser.add_argument("--micro-batch", type=int, default=128, help="episodes of a forward pass")
-    parser.add_argument("--eval-every", type=int, default=20)
     parser.add_argument("--memory", type=float, default=0.3, help="share of the GPU for vLLM")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     args = parser.parse_args()
