@@ -1,4 +1,4 @@
-"""What the warm-up of the tiny run shows, on questions as the package asks them."""
+"""The warm-up of the tiny run shows guesses and programs for questions of the package."""
 
 import random
 
