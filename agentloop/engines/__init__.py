@@ -88,4 +88,5 @@ def create(name: str, **options: Any) -> Engine:
     try:
         return engine_class(**options)
     except TypeError as error:
-        raise UserError(f"The engine {name!r} does not take the options {options}: {error}.") from error
+        # Names only: values may be secrets, such as headers of a service.
+        raise UserError(f"The engine {name!r} does not take the options {', '.join(options)}: {error}.") from error
