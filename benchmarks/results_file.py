@@ -30,6 +30,7 @@ _PACKAGES = (
     "flash-attn-4",
     "triton",
     "trl",
+    "verl",
     "accelerate",
 )
 

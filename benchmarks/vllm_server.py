@@ -35,8 +35,9 @@ def vllm_server(
 ) -> Iterator[httpx.Client]:
     """Start the server, wait until it has answered one request, and yield its client.
 
-    `options` are flags of the server without dashes; True is a flag without a value. The server also ends if SIGTERM
-    ends the benchmark. Raises `RuntimeError` if the server ends, or does not answer within ten minutes.
+    `options` are flags of the server without dashes; True is a flag without a value, False one with "no-". The server
+    also ends if SIGTERM ends the benchmark. Raises `RuntimeError` if the server ends, refuses the request, or does not
+    answer within ten minutes.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -45,7 +46,10 @@ def vllm_server(
     flags = [
         word
         for name, value in given.items()
-        for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
+        for word in (
+            f"--{'no-' if value is False else ''}{name.replace('_', '-')}",
+            *([] if isinstance(value, bool) else [str(value)]),
+        )
     ]
     before = signal.signal(signal.SIGTERM, _exit)
     with log.open("w") as output:
@@ -70,8 +74,12 @@ def _wait_for_answer(server: subprocess.Popen[bytes], client: httpx.Client, mode
     body = {"model": model, "prompt": "1", "max_tokens": 1, "logit_bias": {"20": 100}}
     while server.poll() is None and time.monotonic() < deadline:
         try:
-            if client.post("/v1/completions", json=body).status_code == 200:
+            answer = client.post("/v1/completions", json=body)
+            if answer.status_code == 200:
                 return
+            if answer.is_client_error:
+                raise RuntimeError(f"vllm serve refused a request with {answer.status_code}: {answer.text}")
         except httpx.TransportError:
-            time.sleep(0.1)
+            pass  # it does not listen yet
+        time.sleep(0.1)
     raise RuntimeError(f"vllm serve did not answer; its exit status is {server.poll()}.")

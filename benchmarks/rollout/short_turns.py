@@ -24,6 +24,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -118,10 +119,10 @@ class Bench:
         rows = list(range(self.rows_used, self.rows_used + in_flight * waves))
         self.rows_used += len(rows)
         assert self.rows_used <= args.rows, "--rows are too few"
+        prompts = self._prompts(rows) if what == "bare" else []  # rendering is work of the loops
         with self._only(engines), GpuUse() as gpu:
             before, started = processor_seconds(), time.perf_counter()
             if what == "bare":
-                prompts = self._prompts(rows)
                 end = self.loops.episodes.renderer.stop_token_ids[0]
                 lengths = await play_bare(self.engine, prompts, end, in_flight, args.turns)
                 turns, sampled = len(lengths), sum(lengths)
@@ -253,6 +254,10 @@ async def measure(folder: Path, args: argparse.Namespace, write: Callable[[dict[
         if args.py_spy:
             with spied(args.py_spy):
                 await bench.run("loops", waves=args.waves)
+        if not found:
+            raise TimeoutError(
+                f"The engines took longer to start than --seconds {args.seconds:g}: nothing is measured."
+            )
     finally:
         await bench.engine.close()
         if bench.workers:
@@ -277,6 +282,9 @@ def main() -> None:
     parser.add_argument("--py-spy", type=Path, help="folder for recorded stacks")
     parser.add_argument("--name", default="short_turns")
     args = parser.parse_args()
+    for program, option in (("nvidia-cuda-mps-control", args.mps), ("py-spy", args.py_spy)):
+        if option and shutil.which(program) is None:
+            parser.error(f"{program} is not installed")
     args.most = args.in_flight
     settings = {name: value for name, value in vars(args).items() if name != "py_spy"}
     with tempfile.TemporaryDirectory() as scratch:

@@ -20,6 +20,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ def draw(result: Path, picture: Path) -> None:
 
     figure, (whole, near) = pyplot.subplots(1, 2, figsize=(8, 3), layout="constrained")
     for run in json.loads(result.read_text())["result"]["runs"]:
+        if "failed" in run:
+            continue
         steps = [int(step) for step in run["held_out_by_step"]]
         rewards = list(run["held_out_by_step"].values())
         whole.plot(["before", "cold start", "GRPO"], [run["before"], run["after_sft"], run["after_rl"]], marker="o")
@@ -101,16 +104,27 @@ def main() -> None:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     result: list[dict[str, Any]] = []
 
+    free: SimpleQueue[int] = SimpleQueue()  # each job has cores that no other job has at that time
+    for job in range(args.jobs):
+        free.put(args.first_core + job * args.cores)
+
     def run(seed: int) -> dict[str, Any]:
-        first = args.first_core + seed % args.jobs * args.cores
+        first = free.get()
         pinned = ["taskset", "-c", f"{first}-{first + args.cores - 1}"] if args.cores else []
-        return stages(args.folder.absolute(), seed, args, pinned)
+        try:
+            return stages(args.folder.absolute(), seed, args, pinned)
+        except subprocess.CalledProcessError as error:
+            return {"seed": seed, "failed": f"exit status {error.returncode}; the logs are in {args.folder}"}
+        finally:
+            free.put(first)
 
     with ThreadPoolExecutor(args.jobs) as pool:
         for future in as_completed([pool.submit(run, seed) for seed in range(args.seeds)]):
             result = sorted([*result, future.result()], key=lambda found: found["seed"])
             written = results_file.write(f"pretrained_stages_{'cuda' if gpu else 'cpu'}", {"runs": result}, gpu=gpu)
     print(written.read_text())
+    if failed := [found["seed"] for found in result if "failed" in found]:
+        raise SystemExit(f"These seeds failed: {failed}.")
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ from typing import Any
 
 from agentloop.envs.workers.interpreters import envs_folder
 from benchmarks import results_file
+from benchmarks.side_by_side.agentloop_run import AGENTLOOP
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-AGENTLOOP = "import sys; from agentloop.cli import main; sys.argv[0] = 'agentloop'; main()"
 
 
 def run(recipe: str, config: str, seed: int, folder: Path, threads: int, overrides: list[str]) -> dict[str, Any]:
@@ -99,6 +99,8 @@ def measure(name: str, configs: Mapping[str, tuple[str, list[str]]], given: argp
             runs.sort(key=lambda run: run["seed"])
             how = {"jobs": given.jobs, "threads": given.threads}
             results_file.write(f"{name}_{result['recipe']}", {**how, "runs": runs})
+    if failed := sum("failed" in run for runs in results.values() for run in runs):
+        raise SystemExit(f"{failed} runs failed.")
 
 
 def parser_of(described: str | None) -> argparse.ArgumentParser:
@@ -116,6 +118,8 @@ def main() -> None:
     every = sorted(path.parent.name for path in RECIPES.glob("*/tiny.yaml"))
     parser.add_argument("recipes", nargs="*", default=every)
     given = parser.parse_args()
+    if unknown := set(given.recipes) - set(every):
+        parser.error(f"no tiny run of {', '.join(sorted(unknown))}. Choose from {', '.join(every)}")
     configs = {recipe: (str(RECIPES / recipe / "tiny.yaml"), []) for recipe in given.recipes}
     measure("recipes_three_seeds", configs, given)
 

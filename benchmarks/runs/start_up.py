@@ -87,6 +87,8 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder or Path(tempfile.mkdtemp(prefix="start-up-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        parser.error(f"{folder} is not empty: its caches would make the cold start warm. Give a new folder")
     run = load_run_config(args.config, [f"model={args.model}", *args.overrides])
     given = {"max_model_len", "gpu_memory_utilization", "max_num_seqs", "enforce_eager", "dtype"}
     options = {name: value for name, value in run.engine.options.items() if name in given}

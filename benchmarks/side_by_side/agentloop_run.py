@@ -43,12 +43,22 @@ def held_out_of(curve: Sequence[Mapping[str, float]]) -> dict[float, float]:
     return {line["step"]: round(line["eval_reward"], 4) for line in curve if "eval_reward" in line}
 
 
+def new_curve(text: str) -> Path:
+    """Return the path of a curve whose run has no folder yet: a run that goes on would have the times of its rest."""
+    path = Path(text)
+    if not path.suffix:
+        raise argparse.ArgumentTypeError(f"{text} has no suffix. Add .jsonl: the run's folder has the name without it.")
+    if path.with_suffix("").exists():
+        raise argparse.ArgumentTypeError(f"{path.with_suffix('')} exists. Remove it, or use another name.")
+    return path
+
+
 def parser_of(description: str | None, *paths: str) -> argparse.ArgumentParser:
     """Return a parser of the model, of `paths`, and of the settings that all trainers share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     for name in paths:
-        parser.add_argument(name, type=Path)
+        parser.add_argument(name, type=new_curve if name == "curve" else Path)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=1e-5)

@@ -28,7 +28,7 @@ def read(path: Path) -> Curve:
 
 def seconds_to(curve: Curve, reward: float) -> float:
     """Return the seconds until the first evaluation of at least `reward`."""
-    return next(line["seconds"] for line in curve if line.get("eval_reward", -1.0) >= reward)
+    return next(line["seconds"] for line in curve if line.get("eval_reward", float("-inf")) >= reward)
 
 
 def summary(curve: Curve) -> dict[str, Any]:
@@ -48,8 +48,16 @@ def summary(curve: Curve) -> dict[str, Any]:
 
 
 def table(curves: dict[str, list[Curve]]) -> dict[str, Any]:
-    """Compare the curves of each trainer."""
-    best = [max(line.get("eval_reward", 0.0) for line in curve) for found in curves.values() for curve in found]
+    """Compare the curves of each trainer. Raises `ValueError` for a curve without a held-out reward."""
+    for name, found in curves.items():
+        for number, curve in enumerate(found, 1):
+            if not any("eval_reward" in line for line in curve):
+                raise ValueError(f"Curve {number} of {name} has no held-out reward: set --eval-every of its run.")
+    best = [
+        max(line["eval_reward"] for line in curve if "eval_reward" in line)
+        for found in curves.values()
+        for curve in found
+    ]
     reached = min(best)
     return {
         "held_out_reward_that_all_reach": round(reached, 4),

@@ -115,6 +115,8 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.4, help="share of the GPU for vLLM")
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
     args = parser.parse_args()
+    if args.groups * 8 % args.micro_batch:
+        parser.error(f"--micro-batch {args.micro_batch} does not divide the {args.groups * 8} episodes of a step")
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     tokenizer.chat_template = (RECIPE / "chat_template.jinja").read_text()

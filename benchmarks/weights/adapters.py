@@ -66,14 +66,15 @@ async def measure(model: Path, publish: str, rank: int, updates: int) -> dict[st
 
 
 async def _updates(learner: FsdpLearner, engine: VllmEngine, updates: int) -> dict[str, Any]:
-    async def play(number: int, tokens: int = TURN) -> None:
-        await engine.generate(PROMPT, SamplingParams(max_tokens=tokens), trajectory_id=f"{number}")
+    async def play(number: int, tokens: int = TURN) -> int:
+        turn = await engine.generate(PROMPT, SamplingParams(max_tokens=tokens), trajectory_id=f"{number}")
+        return len(turn.ids)
 
     seconds, rates = [], []
     for version in range(1, updates + 1):
         started = time.perf_counter()
-        await asyncio.gather(*map(play, range(IN_FLIGHT)))
-        rates.append(IN_FLIGHT * TURN / (time.perf_counter() - started))
+        sampled = sum(await asyncio.gather(*map(play, range(IN_FLIGHT))))
+        rates.append(sampled / (time.perf_counter() - started))
         learner.step(TrainBatch([sample_of(list(range(200 + version, 264 + version)))]))
         in_flight = [asyncio.create_task(play(number)) for number in range(IN_FLIGHT - 1)]
         await play(IN_FLIGHT, tokens=4)
@@ -97,6 +98,8 @@ def main() -> None:
     for name, default in (("hidden", 512), ("layers", 12), ("rank", 32), ("updates", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
+    if args.updates < 2:
+        parser.error("--updates must be at least 2: the first is reported on its own")
     results: dict[str, Any] = dict(vars(args))
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder), args.hidden, args.layers)

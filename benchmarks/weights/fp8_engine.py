@@ -56,7 +56,7 @@ def learner_of(folder: Path, fp8: str, args: argparse.Namespace) -> FsdpLearner:
 
 async def play(engine: VllmEngine, args: argparse.Namespace, in_flight: int, seed: int) -> list[Sample]:
     """Sample `waves` turns for each place in flight; prompts are random, so that none is cached."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([in_flight, seed])
     free = asyncio.Semaphore(in_flight)
 
     async def turn(number: int, prompt: list[int]) -> Sample:
@@ -100,6 +100,7 @@ async def updates(engine: VllmEngine, learner: FsdpLearner, args: argparse.Names
     for version in range(1, args.updates + 1):
         running = asyncio.create_task(play(engine, args, 16, seed=version))
         await asyncio.sleep(0.3)
+        assert not running.done(), "no request is in flight: sample more tokens"
         started = time.perf_counter()
         await learner.publish(engine, version)
         seconds.append(time.perf_counter() - started)

@@ -1,8 +1,11 @@
 """Seconds of training count without evaluations, up to the first evaluation that reaches a reward."""
 
+import argparse
 import json
 
-from benchmarks.side_by_side.agentloop_run import curve_of
+import pytest
+
+from benchmarks.side_by_side.agentloop_run import curve_of, new_curve
 from benchmarks.side_by_side.table import table
 
 
@@ -45,3 +48,19 @@ def test_the_table_has_the_seconds_of_the_process_outside_of_steps():
     (found,) = table({"one": [curve]})["runs"]["one"]
     assert found["outside_of_steps"] == 7.5
     assert found["training"] == [0.3]
+
+
+def test_a_curve_without_evaluations_is_an_error_and_no_reward_of_zero():
+    evaluated = [{"step": 0, "seconds": 0.0, "eval_reward": 0.1}, {"step": 1, "seconds": 2.0, "reward": 0.3}]
+    silent = [{"step": 1, "seconds": 2.0, "reward": 0.3}]
+    with pytest.raises(ValueError, match=r"Curve 1 of trl has no held-out reward"):
+        table({"agentloop": [evaluated], "trl": [silent]})
+
+
+def test_a_curve_whose_run_has_a_folder_is_refused(tmp_path):
+    (tmp_path / "old").mkdir()
+    assert new_curve(str(tmp_path / "new.jsonl")) == tmp_path / "new.jsonl"
+    with pytest.raises(argparse.ArgumentTypeError, match="old exists"):
+        new_curve(str(tmp_path / "old.jsonl"))
+    with pytest.raises(argparse.ArgumentTypeError, match="has no suffix"):
+        new_curve(str(tmp_path / "curve"))
