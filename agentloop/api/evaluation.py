@@ -126,6 +126,7 @@ def rollout_config(
     from agentloop.config.resolved import Facts, resolve
     from agentloop.engines import ENGINES
     from agentloop.episodes.setup import RolloutSetup, make_engine
+    from agentloop.trainer.run.export import is_run
     from agentloop.trainer.run.model_folder import local_model
     from agentloop.trainer.workers.local import LocalWorkers
     from agentloop.types.trajectory_io import write_jsonl
@@ -136,6 +137,8 @@ def rollout_config(
     folder = output or new_folder(name, "-rollout")
     if (folder / _TRAJECTORIES).exists():
         raise UserError(f"{folder} already has the trajectories of another rollout. Set --output to another folder.")
+    if is_run(folder):
+        raise UserError(f"{folder} is the folder of a training run. Set --output to another folder.")
     model = Path(config.model) if ENGINES.get(config.engine.name).read_turn else local_model(config)
     episodes = RolloutSetup.load(config, model)
     if tasks == "eval" and not episodes.eval:

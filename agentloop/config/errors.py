@@ -45,7 +45,13 @@ def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
         text = str(detail["ctx"]["error"])
         return f"{dotted}: {text}" if dotted and not text.startswith(dotted) else text
     if detail["type"] in ("list_type", "tuple_type"):
+        if detail["input"] is None:
+            return f"{dotted} must be a list: {dotted}=[] is the empty one."
         return f"{dotted} must be a list: {dotted}=[{detail['input']}] in place of {dotted}={detail['input']}."
+    if detail["type"] in ("model_type", "dataclass_type", "dict_type"):
+        known = _known_keys(schema, location)
+        keys = f" with some of the keys {', '.join(known)}" if known else ""
+        return f"{dotted} is {detail['input']!r}: it must be a mapping{keys}."
     message = message[0].lower() + message[1:]
     return f"{dotted} is {detail['input']!r}: {message}."
 

@@ -42,6 +42,13 @@ def test_a_folder_with_another_rollout_is_refused(sums, capsys):
     assert "--output" in capsys.readouterr().err
 
 
+def test_the_folder_of_a_training_run_is_refused(sums, capsys):
+    (sums / "run" / "checkpoints").mkdir(parents=True)
+    (sums / "run" / "config.yaml").write_text("")
+    assert agentloop("rollout", sums, "--output", sums / "run") == 2
+    assert "is the folder of a training run. Set --output to another folder." in capsys.readouterr().err
+
+
 def test_failing_rewards_are_reported_and_do_not_count_as_zero(sums, capsys):
     reward = f"env.reward={sums}/sums.py:broken_reward"
     assert agentloop("rollout", sums, reward, "--output", sums / "out") == 1

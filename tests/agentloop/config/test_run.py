@@ -57,6 +57,8 @@ def test_the_resolved_config_loads_as_the_same(tmp_path):
         ("run.loggers=[tensorbord]", ["run.loggers.0", "'tensorbord'", "'tensorboard'"]),
         ("engine.name=vlm", ["engine.name", "'vlm'", "'vllm'"]),
         ("env.tools=[{nme: x}]", ["'env.tools.0.nme'", "'name'"]),
+        ("env.tools=null", ["env.tools=[] is the empty one"]),
+        ("learner.lora=true", ["learner.lora is True: it must be a mapping", "alpha, publish, rank, targets"]),
         ("learner.early_gradients=true", ["'learner.early_gradients' was removed: ", "Delete the key."]),
         ("learner.model=other", ["'learner.model' was removed: ", "set model"]),
         ("learner.temperature=0.5", ["'learner.temperature' was removed: ", "set sampling.temperature"]),
