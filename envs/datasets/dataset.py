@@ -64,9 +64,9 @@ def _load(
     opened = [_open(each, options or {}) for each in sources]
     if options and not any(_is_function(each) for each in sources):
         raise UserError(
-            f"The options {dict(options)} are for a dataset function, but {source} is not one. Set "
-            "data.train_options (or data.eval_options) to {}. To keep only the first rows, set data.train_limit (or "
-            "data.eval_limit)."
+            f"The options {dict(options)} are for a dataset function, but {source} is not one. Remove "
+            "them from data.train_options, data.eval_options, or the options and levels of a source. To keep only the "
+            "first rows, set data.train_limit, data.eval_limit, or the limit of a source."
         )
     raw_rows = ((folder, where, raw) for folder, rows in opened for where, raw in rows)
     rows = [read(raw, where, index, folder) for index, (folder, where, raw) in enumerate(islice(raw_rows, limit))]

@@ -203,3 +203,9 @@ def test_function_exception_names_its_location(tmp_path, body, words):
     (tmp_path / "tasks.py").write_text(f"def rows():\n    {body}\n")
     with pytest.raises(UserError, match=words):
         load_dataset(f"{tmp_path}/tasks.py:rows")
+
+
+def test_options_of_a_file_are_refused_with_the_keys_that_may_hold_them(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n')
+    with pytest.raises(UserError, match=r"Remove them from .* or the options and levels of a source"):
+        load_dataset(str(tmp_path / "rows.jsonl"), options={"size": 3})
