@@ -98,9 +98,9 @@ def check_call(
     try:
         signature.bind(*given, **fixed, **options)
     except TypeError as error:
-        given = ", ".join(options) or "none"  # names only: values may be secrets
+        names_given = ", ".join(options) or "none"  # names only: values may be secrets
         raise UserError(
-            f"The {of} cannot be called as {call} with the options {given}: {error}. {_listed(names, key)}"
+            f"The {of} cannot be called as {call} with the options {names_given}: {error}. {_listed(names, key)}"
         ) from error
 
 
