@@ -1,14 +1,15 @@
 """Train SmolLM2-135M-Instruct on questions or a game of another package: cold start, then reinforcement learning.
 
     python -m benchmarks.runs.smollm2_environments NAME [--model FOLDER] [--seed 0] [--seconds 600]
-        [--sft KEY=VALUE ...] [--set KEY=VALUE ...]
+        [--cpu] [--sft KEY=VALUE ...] [--set KEY=VALUE ...]
 
 NAME is a data set of reasoning-gym (needle_haystack, family_relationships, chain_sum, syllogism, ransom_note) or
 guess_the_number, a game of TextArena. The packages are those of `agentloop envs install`, or of this interpreter.
 FOLDER is the model of `agentloop.recipes.smollm2.prepare`, by default in its recipe. The cold start shows the form of
 an answer, and most of its answers are wrong. Held-out reward is measured before it, after it, and during reinforcement
 learning, which stops after --seconds. --sft changes the config of the cold start, --set that of the training and of all
-evaluations. Writes results/smollm2_NAME.json.
+evaluations. --cpu makes both small enough for one core. Writes results/smollm2_NAME.json; with --cpu
+results/smollm2_NAME_cpu.json.
 """
 
 from __future__ import annotations
@@ -50,6 +51,23 @@ CONFIGS = dict.fromkeys(DATASETS, RECIPES / "reasoning_gym" / "smollm2") | {
     "guess_the_number": HERE / "guess_the_number"
 }
 """Name -> its config of training without .yaml, and that of the cold start without _sft.yaml."""
+CPU_COLD_START = [
+    "learner.device=cpu",
+    "learner.token_budget=1024",
+    "data.train_options.size=1024",
+    "batch_size=16",
+]
+"""With --cpu: 64 updates, as on a GPU, on fewer conversations."""
+CPU_TRAINING = [
+    "engine.name=hf",
+    "engine.options={device: cpu, dtype: bfloat16, max_model_len: 768}",
+    "engine.max_concurrency=null",
+    "learner.device=cpu",
+    "learner.token_budget=1024",
+    "data.eval_options.size=128",
+    "algorithm.groups_per_step=16",
+]
+"""With --cpu: fewer episodes a step, sampled by the hf engine."""
 
 
 def overrides_of(name: str) -> tuple[list[str], list[str]]:
@@ -78,7 +96,8 @@ def run(seconds: float, *arguments: str) -> None:
 def stages(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run both stages, and return the held-out rewards."""
     sft_options, rl_options = overrides_of(given.name)
-    overrides = [f"model={given.model.absolute()}", *rl_options, *given.set]
+    cpu_cold_start, cpu_training = (CPU_COLD_START, CPU_TRAINING) if given.cpu else ([], [])
+    overrides = [f"model={given.model.absolute()}", *rl_options, *cpu_training, *given.set]
     config = load_config(RunConfig, CONFIGS[given.name].with_suffix(".yaml"), overrides)
     training = folder / "training.yaml"  # the cold start evaluates with it
     training.write_text(yaml.safe_dump(config.model_dump(mode="json")))
@@ -86,7 +105,8 @@ def stages(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     cold, warm = folder / "cold-start", folder / "run"
     started = time.perf_counter()
     cold_config = str(CONFIGS[given.name]) + "_sft.yaml"
-    options = [f"model={given.model.absolute()}", f"eval.rollout={training}", *sft_options, *given.sft]
+    options = [f"model={given.model.absolute()}", f"eval.rollout={training}", *sft_options]
+    options += [*cpu_cold_start, *given.sft]
     run(given.seconds, "sft", cold_config, *shared, f"run.folder={cold}", *options)
     cold_seconds = time.perf_counter() - started
     left = given.seconds - cold_seconds
@@ -125,13 +145,14 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--sft", nargs="*", default=[])
     parser.add_argument("--set", nargs="*", default=[])
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = stages(given, Path(folder))
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    print(results_file.write(f"smollm2_{given.name}", result, gpu=gpu).read_text())
+    print(results_file.write(f"smollm2_{given.name}{'_cpu' if given.cpu else ''}", result, gpu=gpu).read_text())
 
 
 if __name__ == "__main__":
