@@ -1,12 +1,15 @@
 """Measure the cost of the agent loop itself: turns per second with an engine and a tool that take no time, on one core.
 
-    python -m benchmarks.rollout.loop_overhead [--episodes 1024] [--turns 64]
+    python -m benchmarks.rollout.loop_overhead [--episodes 1024] [--turns 64] [--profile]
 
 Every turn samples a hermes call and observes one tool result, through a real 32k byte-level BPE tokenizer (trained
 here on the standard library's sources). Each case has three figures: turns/s over all episodes; turns/s of a bare
 asyncio loop that only encodes new text, in the same run; and the time of turn 63 over that of turn 2. All episodes
 advance together (the engine yields once a turn, as a real one does), so the time between the first calls of two turns
 is the time of one turn of every episode. Times are processor time of this process, which other work disturbs less.
+
+--profile instead shows where the processor time of the first case goes: a timer interrupts the process at each tick of
+the kernel's clock, and the part of the package that runs then gets the sample. Writes results/loop_overhead_profile.json.
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ import argparse
 import asyncio
 import itertools
 import os
+import signal
 import statistics
 import sys
 import sysconfig
 import time
+from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason, tool
@@ -30,7 +36,8 @@ from agentloop.tools.toolset import Toolset
 from agentloop.types.requests import RolloutRequest
 from benchmarks import results_file
 
-CACHE = Path(__file__).parents[2] / "build" / "benchmark_tokenizer"
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / "build" / "benchmark_tokenizer"
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 You may call these functions:
@@ -170,15 +177,73 @@ async def run_bare(tokenizer: Any, episodes: int, turns: int, text: str) -> floa
     return episodes * turns / (time.process_time() - started)
 
 
+PARTS = {
+    "rendering/parsing": "parsing",
+    "rendering/formats": "parsing",
+    "rendering": "rendering and encoding",
+    "tools": "tool calls",
+    "episodes/tool_calls": "tool calls",
+    "registry": "tool calls",
+    "types": "trajectory",
+    "episodes": "agent loop",
+    "engines": "engine that answers at once",
+    "process": "agent loop",
+}
+"""Start of a path below the package -> part of a turn. The longest start counts."""
+
+
+def part_of(frame: FrameType | None) -> tuple[str, str]:
+    """Return the part of a turn to which the innermost frame of the package belongs, and its function."""
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT) and not {"benchmarks", "site-packages"} & set(path.parts):
+            below = path.relative_to(ROOT)
+            below = below.relative_to("agentloop") if below.parts[0] == "agentloop" else below
+            start = max((start for start in PARTS if str(below).startswith(start)), key=len, default=None)
+            return (PARTS[start] if start else str(below.parent)), f"{below}:{frame.f_code.co_name}"
+        if path == Path(__file__):
+            return "benchmark", f"{path.name}:{frame.f_code.co_name}"
+        frame = frame.f_back
+    return "asyncio", "asyncio"
+
+
+def profile(tokenizer: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the share of processor time of each part of a turn, and of the functions that take most."""
+    parts: Counter[str] = Counter()
+    functions: Counter[str] = Counter()
+
+    def sample(_: int, frame: FrameType | None) -> None:
+        part, function = part_of(frame)
+        parts[part] += 1
+        functions[function] += 1
+
+    text = result_text(tokenizer, 14)
+    signal.signal(signal.SIGPROF, sample)
+    signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
+    rate = asyncio.run(run_loop(tokenizer, args.episodes, args.turns, text))[0]
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    samples = parts.total()
+    return {
+        "turns_per_second_while_profiled": round(rate),
+        "samples": samples,
+        "parts": {name: round(count / samples, 3) for name, count in parts.most_common()},
+        "functions": {name: round(count / samples, 3) for name, count in functions.most_common(25)},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = load_tokenizer()
+    if args.profile:
+        print(results_file.write("loop_overhead_profile", profile(tokenizer, args)).read_text())
+        return
     cases = {}
     for name, observed in (("14 observed tokens", 14), ("420 observed tokens", 420)):
         text = result_text(tokenizer, observed)
