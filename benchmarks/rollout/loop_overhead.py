@@ -9,7 +9,8 @@ advance together (the engine yields once a turn, as a real one does), so the tim
 is the time of one turn of every episode. Times are processor time of this process, which other work disturbs less.
 
 --profile instead shows where the processor time of the first case goes: a timer interrupts the process at each tick of
-the kernel's clock, and the part of the package that runs then gets the sample. Writes results/loop_overhead_profile.json.
+the kernel's clock, and the part of the package that runs then gets the sample. Writes
+results/loop_overhead_profile.json.
 """
 
 from __future__ import annotations

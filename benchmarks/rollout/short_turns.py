@@ -29,7 +29,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,8 +137,8 @@ class Bench:
         return {
             "turns_per_second": turns / seconds,
             "tokens_a_turn": sampled / turns,
-            "loop_us": used["workers" if what.startswith("engines") else "this"] / turns * 1e6,
-            "core_us": used["cores"] / turns * 1e6,
+            "loop_us": microseconds(used, "workers" if what.startswith("engines") else "this", turns),
+            "core_us": microseconds(used, "cores", turns),
             "gpu_busy": gpu.busy,
         }
 
@@ -184,6 +184,17 @@ def processor_seconds() -> dict[str, float]:
             if kind is not None:
                 total[kind] += sum(child.cpu_times()[:2])
     return total
+
+
+def microseconds(used: Mapping[str, float], kind: str, turns: int) -> float:
+    """Return the processor time of a turn. Raises `RuntimeError` if there is none: the names of processes changed."""
+    if used[kind] <= 0:
+        names = sorted({child.name() for child in _children()})
+        raise RuntimeError(
+            f"No process of the kind {kind!r} used processor time: `processor_seconds` does not know its name. The "
+            f"processes are {names}."
+        )
+    return used[kind] / turns * 1e6
 
 
 def _children() -> list[psutil.Process]:
