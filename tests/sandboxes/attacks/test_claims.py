@@ -4,6 +4,7 @@ import fnmatch
 import importlib.util
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -42,6 +43,7 @@ def table() -> dict[str, dict[str, bool]]:
     return found
 
 
+@cache
 def attacks() -> dict[str, set[str]]:
     """Return all attacks that run against levels, and their claims."""
     found = {}

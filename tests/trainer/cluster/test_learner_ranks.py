@@ -81,23 +81,6 @@ def test_a_rank_that_is_killed_ends_a_collective_with_its_name(capfd: pytest.Cap
     assert "raylet" not in "".join(capfd.readouterr())  # Ray's own paragraph about the death
 
 
-def test_an_error_on_one_rank_ends_all_with_its_text():
-    ranks = LearnerRanks(2, "cpu")
-    with pytest.raises(UserError, match=r"^Learner rank 1 of 2 raised ValueError: a bug in the loss on node \S+: run"):
-        ranks.run(_raise)
-    ranks.close()
-
-
-def test_an_error_of_rank_0_keeps_its_type_and_ends_the_others():
-    ranks = LearnerRanks(2, "cpu")
-    pids = descendants(os.getpid(), RANK)
-    with pytest.raises(ZeroDivisionError):
-        ranks.run(_divide)
-    for pid in pids:
-        wait_until_gone(pid)
-    ranks.close()
-
-
 def test_a_rank_that_dies_before_all_have_joined_is_named(monkeypatch: pytest.MonkeyPatch):
     join = process_group.join
 
@@ -113,6 +96,26 @@ def test_a_rank_that_dies_before_all_have_joined_is_named(monkeypatch: pytest.Mo
     assert not ray.is_initialized()
 
 
+@pytest.mark.usefixtures("ray")
+def test_an_error_on_one_rank_ends_all_with_its_text():
+    ranks = LearnerRanks(2, "cpu")
+    with pytest.raises(UserError, match=r"^Learner rank 1 of 2 raised ValueError: a bug in the loss on node \S+: run"):
+        ranks.run(_raise)
+    ranks.close()
+
+
+@pytest.mark.usefixtures("ray")
+def test_an_error_of_rank_0_keeps_its_type_and_ends_the_others():
+    ranks = LearnerRanks(2, "cpu")
+    pids = descendants(os.getpid(), RANK)
+    with pytest.raises(ZeroDivisionError):
+        ranks.run(_divide)
+    for pid in pids:
+        wait_until_gone(pid)
+    ranks.close()
+
+
+@pytest.mark.usefixtures("ray")
 def test_ranks_meet_while_a_thread_still_waits_for_ranks_that_never_came():
     """gloo waits for half an hour if a rank dies after it published its address."""
     store = process_group.listen(2)
@@ -136,6 +139,7 @@ def test_ranks_meet_while_a_thread_still_waits_for_ranks_that_never_came():
     assert not thread.is_alive()
 
 
+@pytest.mark.usefixtures("ray")
 def test_ranks_write_their_stacks_if_a_call_takes_long(caplog: pytest.LogCaptureFixture):
     with closing(LearnerRanks(2, "cpu", patience=0.5)) as ranks:
         with caplog.at_level(logging.WARNING):
