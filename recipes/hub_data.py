@@ -1,7 +1,8 @@
-"""Download public datasets of the Hugging Face hub and write them as JSON lines, for the `prepare` scripts."""
+"""What `prepare` scripts share: their argument, datasets of the Hugging Face hub, and files of JSON lines."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,13 +11,30 @@ from typing import Any
 from agentloop.errors import UserError
 
 
-def load_hub_dataset(*args: Any, **options: Any) -> Any:
-    """Call `datasets.load_dataset`. Raises `UserError` if the package `datasets` is not installed."""
+def data_folder(module: Mapping[str, Any]) -> Path:
+    """Return the folder that the command line of a script names, by default data/ beside it. `module`: its `globals()`."""
+    parser = argparse.ArgumentParser(
+        description=module["__doc__"], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = Path(module["__file__"]).parent / "data"
+    parser.add_argument("folder", nargs="?", type=Path, default=default, help=f"by default {default}")
+    folder: Path = parser.parse_args().folder
+    return folder
+
+
+def load_hub_dataset(name: str, *args: Any, **options: Any) -> Any:
+    """Call `datasets.load_dataset`.
+
+    Raises `UserError` if the package `datasets` is not installed, or if the dataset cannot be downloaded.
+    """
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise UserError("The public datasets need the package datasets: pip install datasets.") from error
-    return load_dataset(*args, **options)
+    try:
+        return load_dataset(name, *args, **options)
+    except OSError as error:
+        raise UserError(f"The dataset {name} cannot be read from the Hugging Face hub: {error}") from error
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:

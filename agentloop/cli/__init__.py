@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from agentloop.errors import UserError, nearest
+from agentloop.process.program_errors import errors_end_the_program
 from agentloop.process.quiet import quiet_libraries
 from agentloop.registry.extras import naming_extras
 
@@ -127,17 +127,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit with 2 after a `UserError`, printed as one paragraph on stderr, and with 130 after Ctrl-C.
     """
     quiet_libraries()
-    try:
-        with naming_extras():
-            app(None if arguments is None else list(arguments))
-    except UserError as error:
-        _print_error(str(error))
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def _print_error(message: str) -> None:
-    from rich.console import Console
-
-    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    with errors_end_the_program(), naming_extras():
+        app(None if arguments is None else list(arguments))

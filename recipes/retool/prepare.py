@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from agentloop.recipes.hub_data import load_hub_dataset, write_rows
+from agentloop.process.program_errors import errors_end_the_program
+from agentloop.recipes.hub_data import data_folder, load_hub_dataset, write_rows
 from agentloop.recipes.retool.paper import PROMPT, paper_rows, turns_of
 from agentloop.recipes.retool.traces import TraceError, as_messages, question_of
 
@@ -75,7 +75,7 @@ def _row(identifier: str, question: str, answer: object) -> Row:
 
 def main() -> None:
     """Write the files."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
+    folder = data_folder(globals())
     for name, source, convert in (
         ("dapo_math_17k", "BytedTsinghua-SIA/DAPO-Math-17k", dapo_rows),
         ("aime_2025", "yentinglin/aime_2025", aime_rows),
@@ -90,4 +90,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_end_the_program():
+        main()

