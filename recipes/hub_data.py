@@ -12,7 +12,10 @@ from agentloop.errors import UserError
 
 
 def data_folder(module: Mapping[str, Any]) -> Path:
-    """Return the folder that the command line of a script names, by default data/ beside it. `module`: its `globals()`."""
+    """Return the folder that the command line of a script names, by default data/ beside the script.
+
+    `module`: the `globals()` of the script.
+    """
     parser = argparse.ArgumentParser(
         description=module["__doc__"], formatter_class=argparse.RawDescriptionHelpFormatter
     )
