@@ -18,6 +18,7 @@ from agentloop.engines.base import TakesWeights
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.cluster.process_group import pick_device
+from agentloop.trainer.learner.freed_memory import return_freed_memory
 from agentloop.trainer.learner.metrics.recording import Recorder
 from agentloop.trainer.learner.metrics.step_metrics import StepMetrics, num_ranks
 from agentloop.trainer.learner.offload.host_offload import HostOffload
@@ -130,6 +131,8 @@ class BaseLearner(ABC):
             self._progress.steps += 1
             result = metrics.result()
         self._recorder.write(metrics.spans)
+        if self._device.type == "cpu":
+            return_freed_memory()
         result["num_tokens"] = float(batch.num_tokens)
         result["num_sampled"] = float(batch.num_sampled)
         result["num_trajectories"] = float(len(batch))
