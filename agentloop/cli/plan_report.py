@@ -44,11 +44,11 @@ def print_found(
     if isinstance(own, str):
         console.print(f"The layout of the recipe is impossible: {own}", style="red", markup=False, highlight=False)
     else:
-        _print_layout(console, "The layout of the recipe", own)
+        _print_layout(console, "The layout of the recipe", own, run)
     if found.fitting:
         console.print(_table(_best_of_each_kind(found.fitting)[:top], shares=not cluster.engine_gpus))
         best = found.fitting[0]
-        _print_layout(console, "Best", best)
+        _print_layout(console, "Best", best, run)
         settings = [f"{name}={value}" for name, value in best.settings(cluster).items()]
         console.print(f"  {shlex.join([*command, *settings])}", markup=False, highlight=False, soft_wrap=True)
     else:
@@ -58,7 +58,7 @@ def print_found(
     _print_obstacles(console, found)
 
 
-def _print_layout(console: Console, title: str, found: Estimate) -> None:
+def _print_layout(console: Console, title: str, found: Estimate, run: PlannedRun) -> None:
     """Print whether a layout fits, how long a step takes, and the parts of its memory."""
     fits = found.obstacle or f"it fits, about {_seconds(found.step_seconds)} s per step."
     style = "red" if found.obstacle else "green"
@@ -67,6 +67,8 @@ def _print_layout(console: Console, title: str, found: Estimate) -> None:
     if parts := _parts(found):
         memory += f": {parts}"
     console.print(memory, markup=False, highlight=False, soft_wrap=True)
+    weights = f"  engine weights {found.engine_weights / _GIB:.1f} GiB{' in FP8' if run.engine_fp8 else ''}"
+    console.print(weights, markup=False, highlight=False, soft_wrap=True)
     if found.sharing.sleeps and not found.obstacle:
         console.print(f"  {_turns(found)}", markup=False, highlight=False, soft_wrap=True)
 

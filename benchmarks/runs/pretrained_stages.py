@@ -5,10 +5,10 @@
 
     python -m benchmarks.runs.pretrained_stages --draw RESULT.json PICTURE
 
-FOLDER gets the runs; a second start goes on with stages that did not end. Expects the model and data of
-`agentloop.recipes.smollm2.prepare` in the recipe's folder. Writes results/pretrained_stages_cpu.json or _cuda.json,
-after each seed. With several jobs seconds are those of runs that share the machine; `--cores` gives each job its own
-cores, from `--first-core`.
+FOLDER gets the runs; a second start with the same settings goes on with stages that did not end. Expects the model and
+data of `agentloop.recipes.smollm2.prepare` in the recipe's folder. Writes results/pretrained_stages_cpu.json or
+_cuda.json, after each seed. With several jobs seconds are those of runs that share the machine; `--cores` gives each
+job its own cores, from `--first-core`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,17 @@ def command(folder: Path, pinned: list[str], *arguments: str) -> float:
             subprocess.run([*program, *arguments, f"run.folder={folder}"], check=True, stdout=log, stderr=log)
         ended.write_text(f"{time.perf_counter() - start:.1f}")
     return float(ended.read_text())
+
+
+def check_settings(folder: Path, given: dict[str, Any]) -> None:
+    """Write the settings of the runs to their folder. Raises `SystemExit` if its runs have other settings.
+
+    A folder whose runs are older than this check has no settings, and is taken.
+    """
+    path = folder / "settings.json"
+    if path.exists() and (kept := json.loads(path.read_text())) != given:
+        raise SystemExit(f"{folder} has runs with other settings: {kept}. Give these settings, or a new folder.")
+    path.write_text(json.dumps(given))
 
 
 def stages(folder: Path, seed: int, args: argparse.Namespace, pinned: list[str]) -> dict[str, Any]:
@@ -101,6 +112,7 @@ def main() -> None:
     parser.add_argument("--rl", action="append", default=[])
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
+    check_settings(args.folder, {name: getattr(args, name) for name in ("config", "sft_config", "sft", "rl")})
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     result: list[dict[str, Any]] = []
 

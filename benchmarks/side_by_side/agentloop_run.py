@@ -10,6 +10,7 @@ CURVE without its suffix.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -66,6 +67,12 @@ def parser_of(description: str | None, *paths: str) -> argparse.ArgumentParser:
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--eval-every", type=int, default=20)
     return parser
+
+
+def check_installed(parser: argparse.ArgumentParser, package: str, version: str) -> None:
+    """End the program with the pip command if a package is not installed."""
+    if importlib.util.find_spec(package) is None:
+        parser.error(f"{package} is not installed. Run: pip install {package}=={version}")
 
 
 def main() -> None:

@@ -4,7 +4,8 @@
 
 The first turn of each held-out task is sampled at temperature 0. Writes results/greedy_answers_DTYPE.json: how many
 answers are equal token for token, and for each that is not, the difference of the two tokens' log-probabilities at the
-first difference, by plain transformers in float32. A small difference is a tie that rounding decides.
+first difference, by plain transformers in float32. A small difference is a tie that rounding decides. All programs
+compute in `--dtype`.
 """
 
 from __future__ import annotations
@@ -99,10 +100,8 @@ def margins(model: str, prompts: list[list[int]], one: list[list[int]], other: l
     for prompt, first, second in zip(prompts, one, other, strict=True):
         if first == second:
             continue
-        place = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
-        if place is None:
-            found.append(float("inf"))  # one is the start of the other
-            continue
+        # There is one: both end with the token that ends a turn, or have `TOKENS`.
+        place = next(i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
         with torch.no_grad():
             logits = loaded(torch.tensor([prompt + first[:place]], device=device)).logits[0, -1]
         scores = torch.log_softmax(logits.float(), -1)
@@ -111,8 +110,9 @@ def margins(model: str, prompts: list[list[int]], one: list[list[int]], other: l
 
 
 def ended(answers: list[list[int]], eos: int) -> list[list[int]]:
-    """Cut answers after the token that ends a turn, which some programs leave out."""
-    return [answer[: answer.index(eos)] if eos in answer else answer for answer in answers]
+    """Cut answers after the token that ends a turn; add it to those of programs that leave it out."""
+    cut = [answer[: answer.index(eos)] if eos in answer else answer for answer in answers]
+    return [[*answer, eos][:TOKENS] for answer in cut]
 
 
 def main() -> None:
@@ -123,12 +123,13 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tasks", type=int, default=64, dest="count")
     parser.add_argument("--engine", default="vllm")
-    parser.add_argument("--options", default="{}", help="options of the engine, as JSON")
+    parser.add_argument("--options", type=json.loads, default={}, help="further options of the engine, as JSON")
     parser.add_argument("--memory", type=float, default=0.3)
     parser.add_argument("--no-serve", action="store_true")
     args = parser.parse_args()
     prompts, eos = prompts_of(args.model, args.tasks, args.count)
-    answers = {"engine": asyncio.run(by_engine(args.engine, args.model, prompts, json.loads(args.options)))}
+    options = {"dtype": args.dtype, **args.options}
+    answers = {"engine": asyncio.run(by_engine(args.engine, args.model, prompts, options))}
     answers["transformers"] = by_transformers(args.model, prompts, args.dtype)
     if not args.no_serve:
         answers["vllm serve"] = by_serve(args.model, prompts, args.dtype, args.memory)

@@ -20,14 +20,12 @@ import psutil
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
-from trl.chat_template_utils import qwen3_template
 
 from agentloop.envs.rewards.texts import inside
 from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
-from benchmarks.side_by_side.agentloop_run import parser_of
+from benchmarks.side_by_side.agentloop_run import check_installed, parser_of
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2"
 
@@ -117,6 +115,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.groups * 8 % args.micro_batch:
         parser.error(f"--micro-batch {args.micro_batch} does not divide the {args.groups * 8} episodes of a step")
+    check_installed(parser, "trl", "1.16.0")
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.chat_template_utils import qwen3_template
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     tokenizer.chat_template = (RECIPE / "chat_template.jinja").read_text()

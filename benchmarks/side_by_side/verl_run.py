@@ -114,13 +114,14 @@ def curve_of(log: Path) -> list[dict[str, float]]:
 def main() -> None:
     """Train."""
     # Not above: verl's workers load this file for `score`, and need not find the package `benchmarks`.
-    from benchmarks.side_by_side.agentloop_run import parser_of
+    from benchmarks.side_by_side.agentloop_run import check_installed, parser_of
 
     parser = parser_of(__doc__, "data", "curve")
     parser.add_argument("--micro-batch", type=int, default=128, help="episodes of a forward pass")
     parser.add_argument("--memory", type=float, default=0.3, help="share of the GPU for vLLM")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     args = parser.parse_args()
+    check_installed(parser, "verl", "0.9.1")
     folder = args.curve.absolute().with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     train = write_rows(args.data / "train.jsonl", folder / "train.parquet")

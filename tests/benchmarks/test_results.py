@@ -1,6 +1,8 @@
-"""Every result says which code and command it comes from."""
+"""Every result says which code and command it comes from, and a page names it."""
 
 import json
+import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,15 @@ def test_every_result_has_its_commit_and_command(file: Path):
     environment = json.loads(file.read_text())["environment"]
     assert environment["commit"]
     assert environment["command"]
+
+
+def test_a_page_names_every_result():
+    root = results_file.RESULTS.parents[1]
+    pages = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("recipes/**/*.md")]
+    # `train_step_*.json` names several.
+    names = {name for page in pages for name in re.findall(r"\w[\w.*-]*\.json", page.read_text())}
+    results = [file.name for file in results_file.RESULTS.glob("*.json")]
+    assert [file for file in results if not any(fnmatchcase(file, name) for name in names)] == []
 
 
 @pytest.mark.slow

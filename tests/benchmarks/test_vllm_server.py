@@ -44,8 +44,9 @@ def test_the_server_ends_with_a_benchmark_that_sigterm_ends(tmp_path):
 def test_a_server_that_ends_at_its_start_is_an_error(tmp_path):
     program = (sys.executable, "-c", "print('no such model'); raise SystemExit(3)")
     with (
-        pytest.raises(RuntimeError, match=r"did not answer; its exit status is 3"),
+        pytest.raises(RuntimeError, match=r"ended with exit status 3 before it answered") as error,
         vllm_server("m", {}, tmp_path / "log", program=program),
     ):
         pass
     assert (tmp_path / "log").read_text() == "no such model\n"
+    assert str(error.value).endswith(f"Its log {tmp_path / 'log'} ends with:\nno such model\n")

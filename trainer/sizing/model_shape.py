@@ -28,6 +28,10 @@ class ModelShape:
     """Parameters of all layers, and of the last norm, without the routed experts."""
     expert_parameters: int = 0
     """Parameters of the routed experts of all layers."""
+    linear_parameters: int = 0
+    """Weights of linear layers outside routed experts: those that an engine in FP8 rounds."""
+    linear_rows: int = 0
+    """Rows of these weights."""
     num_experts: int = 0
     experts_per_token: int = 0
     expert_mlp: int = 0
@@ -45,7 +49,6 @@ class ModelShape:
         heads: int = config.num_attention_heads
         names = ("num_experts", "num_local_experts", "n_routed_experts")
         experts = next((n for name in names if (n := getattr(config, name, 0))), 0)
-        dense, expert = _count(config)
         latent = getattr(config, "kv_lora_rank", None) or 0
         return cls(
             layers=config.num_hidden_layers,
@@ -58,8 +61,7 @@ class ModelShape:
             # In vision models the outer config has this key, but the text config may lack it.
             tied=bool(getattr(hf_config, "tie_word_embeddings", getattr(config, "tie_word_embeddings", True))),
             qk_norm=str(getattr(config, "model_type", "")).startswith("qwen3"),
-            dense_parameters=dense,
-            expert_parameters=expert,
+            **_count(config),
             num_experts=experts,
             experts_per_token=getattr(config, "num_experts_per_tok", 0) or 0,
             expert_mlp=(getattr(config, "moe_intermediate_size", 0) or config.intermediate_size) if experts else 0,
@@ -103,13 +105,29 @@ class ModelShape:
         """Parameters of the model."""
         return self.vocabulary_parameters + self.dense_parameters + self.expert_parameters
 
+    @property
+    def experts_of_layers(self) -> int:
+        """Routed experts of all layers."""
+        return self.expert_parameters // (3 * self.hidden * self.expert_mlp) if self.num_experts else 0
+
+    def engine_bytes(self, *, fp8: bool, experts: float = 1.0) -> float:
+        """Return the bytes of an engine's weights, with this fraction of its routed experts.
+
+        Weights have two bytes. With `fp8` those of linear layers and experts have one, and each of their rows has a
+        scale in float32.
+        """
+        dense, routed = 2 * (self.vocabulary_parameters + self.dense_parameters), 2 * self.expert_parameters
+        if fp8:
+            dense += 4 * self.linear_rows - self.linear_parameters
+            routed += 4 * self.experts_of_layers * (2 * self.expert_mlp + self.hidden) - self.expert_parameters
+        return dense + experts * routed
+
     def adapter_parameters(self, rank: int) -> int:
         """Return the parameters of LoRA adapters of this rank for all linear layers, and for each expert."""
         attention = 2 * (self.hidden + self.query) + 2 * (self.hidden + self.key)
         if not self.num_experts:
             return self.layers * rank * (attention + 3 * (self.hidden + self.mlp))
-        experts = self.expert_parameters // (3 * self.hidden * self.expert_mlp)  # of all layers
-        return rank * (self.layers * attention + experts * (2 * self.hidden + 3 * self.expert_mlp))
+        return rank * (self.layers * attention + self.experts_of_layers * (2 * self.hidden + 3 * self.expert_mlp))
 
     def trained_parameters(self, lora_rank: int) -> int:
         """Return the number of trained parameters: those of adapters, or all if `lora_rank` is 0."""
@@ -121,13 +139,25 @@ class ModelShape:
         return 2 * (self.latent or 2 * self.key) * (self.layers - self.linear_layers)
 
 
-def _count(text_config: Any) -> tuple[int, int]:
-    """Return the parameters of a decoder without its vocabulary: those outside routed experts, and those of experts."""
+def _count(text_config: Any) -> dict[str, int]:
+    """Return the counted fields of `ModelShape`, for a decoder without its vocabulary."""
     import torch
+    from torch import nn
     from transformers import AutoModel
 
     with torch.device("meta"):  # takes neither memory nor time
         model = AutoModel.from_config(deepcopy(text_config), attn_implementation="eager")
     counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(count for name, count in counts.items() if ".experts." in name)
-    return sum(counts.values()) - experts - model.get_input_embeddings().weight.numel(), experts
+    linear = [
+        module.weight
+        for name, module in model.named_modules()
+        # A router is named gate, and stays as it is.
+        if isinstance(module, nn.Linear) and ".experts." not in name and not name.endswith(".gate")
+    ]
+    return {
+        "dense_parameters": sum(counts.values()) - experts - model.get_input_embeddings().weight.numel(),
+        "expert_parameters": experts,
+        "linear_parameters": sum(weight.numel() for weight in linear),
+        "linear_rows": sum(len(weight) for weight in linear),
+    }

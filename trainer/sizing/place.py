@@ -85,6 +85,7 @@ def planned(
         ),
         needs_fsdp=advantage.value_targets is not None,
         lora_rank=learner.lora.rank if learner.lora else 0,
+        engine_fp8=config.engine.options.get("quantization") == "fp8",
     )
 
 

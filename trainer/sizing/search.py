@@ -66,6 +66,8 @@ class PlannedRun:
     """Whether only fsdp can train it, e.g. because of a critic."""
     lora_rank: int = 0
     """Rank of the adapters; 0: all weights are trained."""
+    engine_fp8: bool = False
+    """Whether engines have linear layers and experts in FP8."""
     scale: float = 1.0
     """Ratio of measured to estimated training seconds."""
 
@@ -176,7 +178,8 @@ def _estimated(run: PlannedRun, cluster: Cluster, layout: Layout, engine_tensor:
     sharing = Sharing(
         gpu=gpu,
         training=training,
-        engine_weights=2 * shape.parameters / engine_tensor,
+        engine_weights=shape.engine_bytes(fp8=run.engine_fp8) / engine_tensor,
+        new_weights=2 * shape.parameters / engine_tensor,
         shelf=_shelf(shape, layout, cluster, sleeps=sleeps),
         is_shared=shares,
         sleeps=sleeps and shares,
@@ -186,7 +189,7 @@ def _estimated(run: PlannedRun, cluster: Cluster, layout: Layout, engine_tensor:
     slots = min(max(sharing.cache, 0.0) / per_token / work.mean_tokens, run.concurrency / engines)
     train = training_seconds(shape, run.flops, layout, work, gpu, cluster.gpus_per_node, run.scale, run.lora_rank)
     train *= 1 + run.auxiliary_models
-    rollout = rollout_seconds(shape, work, engine_tensor, engines, slots, gpu)
+    rollout = rollout_seconds(shape, work, engine_tensor, engines, slots, gpu, fp8=run.engine_fp8)
     return Estimate(
         layout=layout,
         engine_tensor=engine_tensor,

@@ -23,6 +23,8 @@ class Sharing:
     gpu: Gpu
     training: TrainingMemory
     engine_weights: float
+    new_weights: float
+    """Bytes of the weights that an engine's GPU receives in a step."""
     shelf: float
     """Bytes of published weights on the learner's GPU; 0 if learner and engine take turns."""
     is_shared: bool
@@ -52,7 +54,7 @@ class Sharing:
     @property
     def handover_seconds(self) -> float:
         """Seconds per step to offload and reload the learner, and to copy weights through host memory."""
-        return (2 * self.learner_away + 2 * self.engine_weights) / _PINNED if self.sleeps else 0.0
+        return (2 * self.learner_away + 2 * self.new_weights) / _PINNED if self.sleeps else 0.0
 
     def obstacle(self, longest: float) -> str:
         """Return why both do not fit if the longest episode needs `longest` bytes of cache; empty if they fit."""

@@ -1,8 +1,8 @@
 """Seconds of a training step and of its rollouts, from FLOPs, bytes and rates.
 
 The estimates are rough; their purpose is to rank layouts. On one H200 with FlashAttention 4 they are within 20 % of the
-measurements (`benchmarks/results/train_step_*`). On two H200 the ranking is correct (`megatron_step_*`), but seconds
-are 25 to 50 % too low. `calibration` corrects them with the metrics of a run.
+measurements (`benchmarks/results/train_step_*`). On two H200 the ranking is correct (`train_step_*_2gpus*`), but
+seconds are 25 to 50 % too low. `calibration` corrects them with the metrics of a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MFU = ((512, 0.36), (1024, 0.45), (2048, 0.53), (4096, 0.55))
 The first entry comes from a model of width 1024 over two ranks, the last from single matrix products.
 """
 _UNCOMPILED = 0.72
-"""Factor on this fraction if layers are not compiled (megatron), from `megatron_step_0.6B_2` compared with fsdp."""
+"""Factor on this fraction if layers are not compiled: megatron compared with fsdp in `train_step_*_2gpus_fa2`."""
 _OVERLAP = 0.7
 """Assumed fraction of FSDP's transfers that overlap with computation."""
 _PCIE, _HOST_MEMORY = 25e9, 50e9
@@ -142,17 +142,16 @@ def _optimizer_seconds(trained: int, layout: Layout, gpu: Gpu) -> float:
     return 28 * shard / gpu.bandwidth
 
 
-def rollout_seconds(shape: ModelShape, work: Work, tensor: int, engines: int, slots: float, gpu: Gpu) -> float:
+def rollout_seconds(
+    shape: ModelShape, work: Work, tensor: int, engines: int, slots: float, gpu: Gpu, *, fp8: bool = False
+) -> float:
     """Return the rollout seconds of one step, with `slots` episodes in flight per engine.
 
-    Each decoding step reads the weights and the caches of all episodes in flight.
+    Each decoding step reads the weights, with `fp8` in 8 bits, and the caches of all episodes in flight.
     """
     sampled = work.tokens * work.trained
     at_once = max(min(slots, work.trajectories / engines), 1.0)
-    active = shape.parameters - shape.layers * shape.expert_layer_parameters
-    if shape.num_experts:
-        hit = min(1.0, at_once * shape.experts_per_token / shape.num_experts)
-        active += int(shape.layers * shape.expert_layer_parameters * hit)
-    bytes_read = _HALF * active + at_once * shape.kv_bytes_per_token * work.mean_tokens / 2
+    hit = min(1.0, at_once * shape.experts_per_token / shape.num_experts) if shape.num_experts else 0.0
+    bytes_read = shape.engine_bytes(fp8=fp8, experts=hit) + at_once * shape.kv_bytes_per_token * work.mean_tokens / 2
     token_step = bytes_read / (0.7 * tensor * gpu.bandwidth) + 4e-3  # plus the engine's work between two steps
     return sampled / (engines * at_once) * token_step

@@ -311,6 +311,6 @@ def terminal_tasks(
 def _level(level: int) -> dict[str, Family]:
     if level not in FAMILIES:
         raise UserError(
-            f"There is no level {level}. Terminal tasks have the levels {', '.join(map(str, sorted(FAMILIES)))}."
+            f"Terminal tasks have no level {level}. Choose from the levels {', '.join(map(str, sorted(FAMILIES)))}."
         )
     return FAMILIES[level]

@@ -42,6 +42,14 @@ def test_the_printed_command_trains_with_the_best_layout(capsys, arguments):
     assert f"{arguments[1]} GPUs" in " ".join(shown.out.split()), shown.out[-1500:]
 
 
+def test_plan_counts_the_weights_of_an_engine_in_fp8(capsys):
+    arguments = ["model=Qwen/Qwen3-8B", "--gpus", 4, "--backend", "fsdp"]
+    assert _plan(_TINY, *arguments) == 0
+    assert "\n  engine weights 15.3 GiB\n" in capsys.readouterr().out
+    assert _plan(_TINY, *arguments, "engine={name: vllm, options: {quantization: fp8}}") == 0
+    assert "\n  engine weights 8.8 GiB in FP8\n" in capsys.readouterr().out
+
+
 def test_plan_as_json_has_every_layout_with_its_settings(capsys):
     assert _plan(_TINY, "--gpus", 2, "--json", "--backend", "fsdp") == 0
     found = json.loads(capsys.readouterr().out)

@@ -19,7 +19,7 @@ from agentloop.trainer.sizing.memory import Precision
 from agentloop.trainer.sizing.model_shape import ModelShape
 from agentloop.trainer.sizing.search import Cluster, Estimate, PlannedRun, estimated, search
 from agentloop.trainer.sizing.shapes import shape_of
-from agentloop.trainer.sizing.step_time import Work, training_seconds
+from agentloop.trainer.sizing.step_time import Work, rollout_seconds, training_seconds
 
 SHAPE = ModelShape.from_config(shape_of("Qwen/Qwen3-8B"))
 EXPERTS = ModelShape.from_config(shape_of("Qwen/Qwen3-30B-A3B"))
@@ -124,6 +124,24 @@ def test_sleeping_engines_need_memory_for_new_weights_beside_the_learner():
     found = estimated(_run(), Cluster(gpu=find("RTX-4090"), gpus=8, sleep=True), Layout(gpus=8), 1)
     assert found.obstacle
     assert search(_run(), Cluster(gpu=find("RTX-4090"), gpus=1), ("fsdp",)).fitting[0].layout.offload == "all"
+
+
+@pytest.mark.parametrize("sleep", [False, True])
+def test_engines_in_fp8_have_more_cache_and_receive_weights_of_two_bytes(sleep: bool):
+    cluster = Cluster(gpu=find("H200"), gpus=8, sleep=sleep)
+    half, fp8 = (estimated(_run(engine_fp8=on), cluster, Layout(gpus=8), 2) for on in (False, True))
+    assert half.engine_weights == 8_190_735_360
+    assert fp8.engine_weights == 4_720_653_312
+    assert fp8.cache - half.cache == 3_470_082_048
+    assert fp8.sharing.handover_seconds == half.sharing.handover_seconds
+    assert fp8.training == half.training
+
+
+def test_engines_in_fp8_read_their_weights_faster():
+    one = Work(trajectories=1, mean_tokens=1000, longest=1000, trained=0.5)
+    half, fp8 = (rollout_seconds(SHAPE, one, 1, 1, 1.0, find("H200"), fp8=on) for on in (False, True))
+    # 500 tokens; each reads 6,940,164,096 bytes less at 0.7 of the bandwidth.
+    assert half - fp8 == pytest.approx(500 * 6_940_164_096 / (0.7 * find("H200").bandwidth))
 
 
 def test_engines_on_separate_gpus_overlap_with_training():

@@ -15,6 +15,7 @@ from agentloop.trainer.sizing.gpus import find
 from agentloop.trainer.sizing.layouts import Layout, problems
 from agentloop.trainer.sizing.memory import Precision, training_memory
 from agentloop.trainer.sizing.model_shape import ModelShape
+from agentloop.trainer.sizing.shapes import shape_of
 from agentloop.trainer.sizing.step_time import Work, training_seconds
 
 _ROOT = Path(__file__).parents[3]
@@ -163,6 +164,22 @@ def test_parameter_counts_match_the_model(tied: bool):
     )
     assert ModelShape.from_config(dense).parameters == Qwen3ForCausalLM(dense).num_parameters()
     assert ModelShape.from_config(experts).parameters == Qwen3MoeForCausalLM(experts).num_parameters()
+
+
+def test_an_engine_in_fp8_keeps_vocabulary_norms_and_routers_in_two_bytes():
+    dense = ModelShape.from_config(shape_of("Qwen/Qwen3-8B"))
+    assert dense.engine_bytes(fp8=False) == 2 * 8_190_735_360
+    # 36 layers of 4096 x (4096 + 1024 + 1024 + 4096 + 3 x 12288) weights, and 38,912 rows.
+    assert dense.engine_bytes(fp8=True) == 2 * 8_190_735_360 - 6_945_767_424 + 4 * 36 * 38_912
+    sparse = ModelShape.from_config(shape_of("Qwen/Qwen3-30B-A3B"))
+    # 48 layers of 2048 x (4096 + 512 + 512 + 4096) weights with 7,168 rows, and of 128 experts of 3 x 2048 x 768
+    # weights with 768 + 768 + 2048 rows.
+    attention, experts = 905_969_664 - 4 * 48 * 7_168, 28_991_029_248 - 4 * 48 * 128 * 3_584
+    assert sparse.engine_bytes(fp8=False) == 2 * 30_532_122_624
+    assert sparse.engine_bytes(fp8=True) == 2 * 30_532_122_624 - attention - experts
+    no_experts = 2 * (30_532_122_624 - 28_991_029_248)
+    assert sparse.engine_bytes(fp8=False, experts=0.0) == no_experts
+    assert sparse.engine_bytes(fp8=True, experts=0.0) == no_experts - attention
 
 
 def test_shape_of_a_vision_model():

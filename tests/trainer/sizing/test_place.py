@@ -57,6 +57,13 @@ def test_every_loaded_model_is_counted(config, overrides, models):
     assert run.needs_fsdp == ("algorithm.advantage=gae" in overrides)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "is_fp8"), [([], False), (["engine.options.quantization=fp8"], True), (["learner.fp8=row"], False)]
+)
+def test_engines_in_fp8_are_those_with_this_option(config, overrides, is_fp8):
+    assert planned(config(*overrides), SHAPE).engine_fp8 is is_fp8
+
+
 def test_separate_gpus_are_split_between_learner_and_engines(config):
     placement = derived(
         config("placement={n_gpus: 8, layout: separate, learner_gpus: 4}", "engine.options={tensor_parallel_size: 2}")

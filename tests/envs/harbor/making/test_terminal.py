@@ -55,7 +55,7 @@ def test_steps_and_separate_verifiers_are_among_them(tmp_path):
 
 
 def test_wrong_names_and_folders_are_refused(tmp_path):
-    with pytest.raises(UserError, match="There is no level 4"):
+    with pytest.raises(UserError, match=r"Terminal tasks have no level 4\. Choose from the levels 1, "):
         list(terminal_tasks(tmp_path / "a", 1, levels=[4]))
     with pytest.raises(UserError, match=r"Unknown families \['sort'\] for the levels \[1\]"):
         list(terminal_tasks(tmp_path / "a", 1, levels=[1], families=["sort"]))
