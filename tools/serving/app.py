@@ -8,18 +8,17 @@ from importlib.metadata import version
 from inspect import signature
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.routing import request_response
+from starlette.routing import Match, Route, request_response
 from starlette.types import ASGIApp
 
 from agentloop.boxes.interface.box import BoxLostError
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface.sandbox import SandboxBusyError
 from agentloop.tools.serving.http import outcomes
-from agentloop.tools.serving.http.bodies import ClientGoneError
+from agentloop.tools.serving.http.bodies import ClientGoneError, meant
 from agentloop.tools.serving.routes import (
     box_processes,
     boxes,
@@ -56,7 +55,7 @@ def application(daemon: Daemon) -> ASGIApp:
     for part in (fusion, notebooks, sessions, boxes, box_processes, tool_calls, retrieval, health, pages):
         app.include_router(part.router)
     _shorten(app)
-    app.add_exception_handler(HTTPException, http_exception_handler)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     app.add_exception_handler(UserError, _refused)
     app.add_exception_handler(SandboxBusyError, _busy)
     app.add_exception_handler(BoxLostError, _box_lost)
@@ -73,6 +72,21 @@ def _shorten(app: FastAPI) -> None:
             route.app = request_response(route.endpoint)
 
 
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """Answer with the message of an error; for an unknown path or method, with what to send instead."""
+    detail, headers = error.detail, error.headers
+    path, routes = request.url.path, [route for route in request.app.routes if isinstance(route, Route)]
+    if error.status_code == 404 and "route" not in request.scope:
+        paths = [route.path for route in routes]
+        detail = f"There is no route {path:.100}.{meant(path, paths)} GET /docs lists all routes."
+    elif error.status_code == 405:
+        found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        methods = sorted(set[str]().union(*found))
+        detail = f"{path:.100} does not take {request.method}: use {' or '.join(methods)}."
+        headers = {"allow": ", ".join(methods)}
+    return JSONResponse({"detail": detail}, error.status_code, headers)
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": [{"type": "value_error", "loc": ["body"], "msg": str(error)}]}, 422)
 
@@ -87,6 +101,8 @@ async def _box_lost(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
+    if Daemon.of(request).draining:  # a second signal has closed the sandbox
+        return JSONResponse({"detail": outcomes.SHUTTING_DOWN}, 503)
     outcomes.note(request, "sandbox_error")
     return JSONResponse({"detail": str(error)}, 500)
 

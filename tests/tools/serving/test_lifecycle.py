@@ -155,9 +155,9 @@ def test_second_sigterm_ends_immediately(start):
     process.popen.send_signal(signal.SIGTERM)
     wait_for(lambda: "draining" in process.log.read_text())
     process.popen.send_signal(signal.SIGTERM)
+    assert b" 503 " in answer(connection)
     assert process.popen.wait(10) == 0
     wait_for(lambda: gone(descendants))
-    connection.close()
 
 
 def test_sigkill_leaves_no_process(start):
@@ -233,6 +233,11 @@ def test_occupied_port_raises(refused):
         (("--tool", "nowhere:thing"), "nowhere"),
         (("--tool", "search={'a'}"), "not a JSON object"),
         (("--tool", 'search={"source": 1'), "not a JSON object"),
+        (("--tool", "search=index.sqlite"), "not a JSON object: write --tool 'search={"),
+        (("--max-boxes", "0"), "max_boxes must be a finite number above 0"),
+        (("--max-image-mb", "-1"), "max_image_mb must be a finite number above 0"),
+        (("--box-option", "folder=/tmp"), "need --boxes"),
+        (("--box-network", "public"), "need --boxes"),
         (("--tool", 'search={"source": "nowhere.db"}'), "nowhere.db is not a search index"),
         (("--tool", 'search={"colour": 1}'), "Options it takes: source"),
         (("--log-level", "loud"), "--log-level"),

@@ -7,7 +7,7 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Annotated, Any, NoReturn, TypeVar
 
@@ -22,14 +22,20 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
 )
+from pydantic_core import ErrorDetails
 
-from agentloop.sandboxes.interface.sandbox import MAX_FILES, check_files
+from agentloop.errors import nearest
+from agentloop.sandboxes.interface.sandbox import MAX_FILES, MIN_MEMORY_MB, check_files
 
 _CLOSE = {"connection": "close"}
 """Headers of an answer to a request whose body is not read to its end."""
 LARGE = 1 << 20
 """Bytes above which work is moved off the event loop: it takes some ms."""
 _SMALL = 1 << 16
+_MAX_PROBLEMS = 20
+"""Maximum number of problems in one answer, since a large body may have millions."""
+_NAME_CHARS = 64
+"""Characters of an unknown name that are compared with the known ones."""
 _BODIES_AT_ONCE = 8
 """Limit on the bytes of all partly read bodies, as a multiple of the largest body."""
 
@@ -37,9 +43,15 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Body(BaseModel):
-    """Base of request bodies. Types are exact: neither true nor "1" is a number. Unknown fields are ignored."""
+    """Base of request bodies. Types are exact: neither true nor "1" is a number. Unknown fields are errors."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, use_attribute_docstrings=True, extra="forbid")
+
+
+class LenientBody(Body):
+    """Base of bodies of other people's protocols. Unknown fields are ignored, since their clients send more."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 def _within(option: str) -> AfterValidator:
@@ -49,7 +61,7 @@ def _within(option: str) -> AfterValidator:
         assert info.context is not None
         bound = info.context[option]
         if value > bound:
-            raise ValueError(f"above {bound:g}, which is the daemon's --{option.replace('_', '-')}")
+            raise ValueError(f"Must be at most {bound:g}, which is the daemon's --{option.replace('_', '-')}.")
         return value
 
     return AfterValidator(check)
@@ -59,7 +71,7 @@ def _decode_files(value: Any) -> dict[str, bytes]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ValueError("must be an object: path -> base64")
+        raise ValueError("Must be an object that maps paths to base64.")
     files = {path: _decode(path, content) for path, content in value.items() if _is_meant(path, content)}
     check_files(files)
     return files
@@ -71,45 +83,52 @@ def _is_meant(path: str, content: Any) -> bool:
 
 def _decode(path: str, content: Any) -> bytes:
     if not isinstance(content, str):
-        raise ValueError(f"the content of {path!r} must be a string of base64")
-    return decode_base64(content, f"the content of {path!r}")
+        raise ValueError(f"The content of {path!r} must be a string of base64.")
+    return decode_base64(content, f"The content of {path!r}")
 
 
 def decode_base64(text: str, what: str) -> bytes:
-    """Decode base64, which may have line breaks. Raises `ValueError`."""
+    """Decode base64, which may have line breaks. Raises `ValueError`, whose message begins with `what`."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         try:
             return base64.b64decode("".join(text.split()), validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ValueError(f"{what} is not base64") from error
+            raise ValueError(f"{what} is not base64: encode the bytes with base64.") from error
 
 
-def _default_or_within(value: int) -> int:
-    if value != -1 and value <= 0:
-        raise ValueError("must be above 0, or -1 for the default of the daemon")
-    return value
+def _at_least(minimum: int, reason: str = "") -> AfterValidator:
+    """Return a validator for numbers of MiB from `minimum`, and for -1."""
+
+    def check(value: int) -> int:
+        if value != -1 and value < minimum:
+            raise ValueError(f"Must be at least {minimum}{reason}, or -1 for the default of the daemon.")
+        return value
+
+    return AfterValidator(check)
 
 
 def _decode_bytes(value: Any) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise ValueError("must be a string of base64")
-    return decode_base64(value, "the value")
+        raise ValueError("Must be a string of base64.")
+    return decode_base64(value, "The value")
 
 
 def _check_paths(paths: list[str]) -> list[str]:
     for path in paths:
         if not path or "\0" in path:
-            raise ValueError(f"{path!r} is not a path")
+            raise ValueError(f"{path!r:.200} is not a path: give one that is not empty and has no NUL characters.")
     return paths
 
 
 Seconds = Annotated[float, Field(gt=0), _within("max_seconds")]
-MemoryOrDefault = Annotated[int, AfterValidator(_default_or_within), _within("max_memory_mb")]
-"""Memory in MiB; -1 is the daemon's --memory-mb."""
+SizeOrDefault = Annotated[int, _at_least(1), _within("max_memory_mb")]
+"""Memory or storage of a box in MiB; -1 is the default of the daemon."""
+MemoryOrDefault = Annotated[int, _at_least(MIN_MEMORY_MB, ", which Python itself needs"), _within("max_memory_mb")]
+"""Memory of an execution in MiB; -1 is the daemon's --memory-mb."""
 OutputBytes = Annotated[int, Field(gt=0, le=64 << 20)]
 FetchBytes = Annotated[int, Field(gt=0, le=256 << 20)]
 Paths = Annotated[list[str], Field(max_length=MAX_FILES), AfterValidator(_check_paths)]
@@ -144,6 +163,8 @@ class Reader:
         return self._parse(body, model)
 
     def _parse(self, body: bytes, model: type[ModelT]) -> ModelT:
+        if not body.strip():
+            refuse("", "The body is empty: send a JSON object, {} if you set no field.")
         try:
             value = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -151,17 +172,22 @@ class Reader:
         try:
             return model.model_validate(value, context=self._bounds)
         except ValidationError as error:
-            raise HTTPException(422, _problems(error)) from error
+            raise HTTPException(422, _problems(error, model)) from error
 
     async def save(self, request: Request, file: IO[bytes], *, max_mb: int) -> str:
-        """Write a raw body to a file, and return its sha256. Raises `HTTPException` 408 or 413."""
+        """Write a raw body to a file, and return its sha256. Raises `HTTPException` 408 or 413.
+
+        `max_mb` is the limit --max-image-mb, or what other images leave of it.
+        """
         digest, size = hashlib.sha256(), 0
         while True:
             message = await self._next(request, self._body_seconds)
             piece = message.get("body", b"")
             size += len(piece)
             if size > max_mb << 20:
-                raise HTTPException(413, f"The body is above {max_mb} MiB.", _CLOSE)
+                raise HTTPException(
+                    413, f"The body is above {max_mb} MiB: start the daemon with a larger --max-image-mb.", _CLOSE
+                )
             digest.update(piece)
             await asyncio.to_thread(file.write, piece)
             if not message.get("more_body"):
@@ -242,6 +268,27 @@ def documented(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _problems(error: ValidationError) -> list[dict[str, Any]]:
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    return [{**problem, "loc": ["body", *problem["loc"]]} for problem in problems]
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return `nearest` for a name of any length, which a client has sent."""
+    return nearest(name[:_NAME_CHARS], known)
+
+
+def _problems(error: ValidationError, model: type[BaseModel]) -> list[dict[str, Any]]:
+    problems = error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_PROBLEMS]
+    return [
+        {"type": problem["type"], "loc": ["body", *problem["loc"]], "msg": _message(problem, model)}
+        for problem in problems
+    ]
+
+
+def _message(problem: ErrorDetails, model: type[BaseModel]) -> str:
+    match problem["type"]:
+        case "extra_forbidden":
+            fields = model.model_fields
+            return f"Unknown field.{meant(str(problem['loc'][-1]), fields)} Fields: {', '.join(fields)}."
+        case "model_type":
+            return "The body must be a JSON object."
+        case "value_error":
+            return problem["msg"].removeprefix("Value error, ")
+        case _:
+            return problem["msg"]

@@ -11,6 +11,8 @@ from fastapi import HTTPException, Request, Response
 
 from agentloop.sandboxes.interface.sandbox import CellResult, ExecutionResult
 
+SHUTTING_DOWN = "The daemon is shutting down: send the request to another one, or again when it is back."
+
 
 def note(request: Request, outcome: str) -> None:
     """Set the outcome in the log line of the request."""

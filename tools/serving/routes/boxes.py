@@ -10,18 +10,19 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from agentloop.boxes import Box, BoxSpec, Image, Network
 from agentloop.boxes.interface.box import BoxError, BoxLostError
 from agentloop.tools.serving.http import outcomes
-from agentloop.tools.serving.http.bodies import Base64, Body, MemoryOrDefault, OutputBytes, Seconds, documented, refuse
+from agentloop.tools.serving.http.bodies import Base64, Body, OutputBytes, Seconds, SizeOrDefault, documented, refuse
 from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.state.boxes import HeldBox
 from agentloop.tools.serving.state.daemon import Daemon
@@ -52,11 +53,11 @@ class Open(ImageBody):
     user: str | None = None
     env: dict[str, str] = Field(default_factory=dict)
     cpus: Annotated[float, Field(gt=0)] | None = None
-    memory_mb: MemoryOrDefault = -1
-    storage_mb: MemoryOrDefault | None = None
+    memory_mb: SizeOrDefault = -1
+    storage_mb: SizeOrDefault | None = None
     processes: Annotated[int, Field(gt=0, le=1 << 16)] = 1024
     idle_seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
-    """Seconds without a request for the box after which it ends."""
+    """Seconds without a new request for the box after which it ends, even while a command runs: renew its lease."""
 
 
 class Copy(Body):
@@ -139,7 +140,9 @@ async def prepare(request: Request) -> Response:
 @router.get("/images/{digest}")
 async def has_image(request: Request, digest: str) -> Response:
     """Answer 200 if the daemon has an image, 404 if it has to be sent."""
-    return outcomes.answer({}, 200 if Daemon.of(request).boxes.image(digest) else 404)
+    if Daemon.of(request).boxes.image(digest) is None:
+        raise HTTPException(404, f"The daemon does not have this image: send it with PUT /v1/boxes/images/{digest}.")
+    return outcomes.answer({})
 
 
 @router.put("/images/{digest}")
@@ -179,17 +182,21 @@ async def write_archive(request: Request, id: str, folder: str) -> Response:
     box = daemon.boxes.held(id).box
     with tempfile.TemporaryFile() as file:
         await daemon.reader.save(request, file, max_mb=daemon.settings.max_image_mb)
-        await box.receive_archive(file, folder)
+        with _refusing_copies():
+            await box.receive_archive(file, folder)
     return outcomes.answer({})
 
 
 @router.get("/{id}/files")
-async def read_archive(request: Request, id: str, path: str, max_bytes: int = 1 << 30) -> Response:
+async def read_archive(
+    request: Request, id: str, path: str, max_bytes: Annotated[int, Query(gt=0)] = 1 << 30
+) -> Response:
     """Answer with a tar archive of a file or directory. Headers say whether it is a file, and how its names begin."""
     box = Daemon.of(request).boxes.held(id).box
     file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the answer
     try:
-        sent = await box.send_archive(path, file, max_bytes)
+        with _refusing_copies():
+            sent = await box.send_archive(path, file, max_bytes)
     except BaseException:
         file.close()
         raise
@@ -224,6 +231,17 @@ async def stop_box(request: Request, id: str) -> Response:
     return outcomes.answer({})
 
 
+@contextmanager
+def _refusing_copies() -> Iterator[None]:
+    """Answer 400 if a box cannot copy what the request contains or names."""
+    try:
+        yield
+    except BoxLostError:
+        raise
+    except BoxError as error:
+        raise HTTPException(400, str(error)) from error
+
+
 def _spec(daemon: Daemon, body: Open) -> BoxSpec:
     _check_network(daemon, body.network)
     return BoxSpec(
@@ -245,9 +263,9 @@ def _check_network(daemon: Daemon, mode: str) -> None:
 
 
 def _image(daemon: Daemon, body: ImageBody) -> Image:
+    if (body.archive is None) == (not body.reference):
+        refuse("reference", "Set either reference or archive, the image of the box.")
     if body.archive is None:
-        if not body.reference:
-            refuse("reference", "the image must have a reference or an archive")
         return Image(reference=body.reference)
     path = daemon.boxes.image(body.archive)
     if path is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.routes.health import PING
 from agentloop.tools.serving.routes.pages import ROUTES, START
 from agentloop.tools.serving.state.daemon import Daemon
@@ -66,7 +67,7 @@ class Front:
                 await _refuse(answer, *refusal)
         except asyncio.CancelledError:
             if status == 0:  # the time to drain is over
-                await _refuse(answer, 503, "The daemon is shutting down.")
+                await _refuse(answer, 503, outcomes.SHUTTING_DOWN)
         except Exception:
             if status == 0:
                 raise

@@ -24,10 +24,10 @@ from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import (
     LARGE,
     Base64,
-    Body,
     ClientGoneError,
     FetchBytes,
     Files,
+    LenientBody,
     MemoryOrDefault,
     OutputBytes,
     Paths,
@@ -50,7 +50,7 @@ def _known(name: str) -> str:
     return name
 
 
-class RunCode(Body):
+class RunCode(LenientBody):
     """The body of /run_code."""
 
     client_seconds: ClassVar[float] = 10.0
@@ -131,6 +131,8 @@ async def run_code(request: Request) -> Response:
         _note(daemon, request, "client_gone")
         raise
     except (SandboxError, UserError) as error:  # a UserError: the compiler is not installed
+        if daemon.draining and isinstance(error, SandboxError):
+            raise
         _note(daemon, request, "sandbox_error")
         return outcomes.answer(failure(request, str(error)))
     _note(daemon, request, outcomes.of_execution(result))

@@ -17,7 +17,7 @@ from pydantic import Field
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface.sandbox import CellResult, SandboxBusyError, Session, SessionSettings
 from agentloop.tools.serving.http import outcomes
-from agentloop.tools.serving.http.bodies import Body, Files, MemoryOrDefault, Paths, Seconds, documented
+from agentloop.tools.serving.http.bodies import Files, LenientBody, MemoryOrDefault, Paths, Seconds, documented
 from agentloop.tools.serving.http.deadlines import OverdueError, seconds_since, within
 from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.routes import fusion
@@ -32,7 +32,7 @@ _GRACE_SECONDS = 60.0
 router = APIRouter(tags=["SandboxFusion"])
 
 
-class RunJupyter(Body):
+class RunJupyter(LenientBody):
     """The body of /run_jupyter."""
 
     cells: Annotated[list[str], Field(min_length=1, max_length=10_000)]
@@ -71,6 +71,8 @@ async def run_jupyter(request: Request) -> Response:
         outcomes.note(request, "no_slot")
         raise HTTPException(504, str(error)) from error
     except (SandboxError, UserError) as error:
+        if daemon.draining and isinstance(error, SandboxError):
+            raise
         outcomes.note(request, "sandbox_error")
         failed = fusion.failure(request, str(error))
         return outcomes.answer({**failed, "driver": failed["run_result"], "cells": []})

@@ -11,7 +11,7 @@ from pydantic import Field
 from agentloop.errors import ToolError
 from agentloop.tools.search.passages import Passage
 from agentloop.tools.serving.http import outcomes
-from agentloop.tools.serving.http.bodies import Body, documented, refuse
+from agentloop.tools.serving.http.bodies import LenientBody, documented, refuse
 from agentloop.tools.serving.http.deadlines import OverdueError, within
 from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.state.daemon import Daemon
@@ -33,7 +33,7 @@ class Retriever(Protocol):
         ...
 
 
-class Retrieve(Body):
+class Retrieve(LenientBody):
     """The body of /retrieve."""
 
     queries: Annotated[list[str], Field(max_length=1024)] | None = None
@@ -55,7 +55,7 @@ async def retrieve(request: Request) -> Response:
     body = await daemon.reader.parse(request, Retrieve)
     queries = body.queries if body.queries is not None else [body.query] if body.query is not None else None
     if queries is None:
-        refuse("queries", "is missing")
+        refuse("queries", "Set queries, a list of strings, or query, a string.")
     try:
         work = retriever.retrieve(queries, body.topk or _DEFAULT_TOPK)
         found = await unless_gone(request, within(retriever.timeout, work))

@@ -127,6 +127,6 @@ def _image_part(image: Any) -> dict[str, Any]:
 def _read_image(index: int, text: str, budget: ImageBudget) -> Any:
     """Decode an image. Raises `HTTPException` 422."""
     try:
-        return budget.load(decode_base64(text, "the image"))
+        return budget.load(decode_base64(text, "The image"))
     except ValueError as error:  # a UserError is one
         refuse(f"images.{index}", str(error))

@@ -60,7 +60,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         bounds = ("memory_mb", "max_memory_mb", "max_seconds", "max_sessions", "max_body_mb")
-        check_limits(self, *bounds, "max_connections", "body_seconds", "drain_seconds")
+        check_limits(self, *bounds, "max_connections", "body_seconds", "drain_seconds", "max_boxes", "max_image_mb")
         check_memory(self.memory_mb)
         if self.slots is not None and self.slots < 1:
             raise UserError(f"--slots must be at least 1, got {self.slots}.")
@@ -70,6 +70,8 @@ class Settings:
             raise UserError(f"--port must be between 0 and 65535, got {self.port}.")
         if self.memory_mb > self.max_memory_mb:
             raise UserError(f"--memory-mb {self.memory_mb} is above --max-memory-mb {self.max_memory_mb}.")
+        if self.boxes is None and (self.box_options or self.box_network != "none"):
+            raise UserError("--box-option and --box-network need --boxes: add --boxes rootfs, docker or podman.")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):
             raise UserError("The token must be printable ASCII without spaces.")
         if self.token == "":

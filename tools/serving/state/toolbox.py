@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 
 from fastapi import HTTPException
 
-from agentloop.errors import UserError, blaming, nearest
+from agentloop.errors import UserError, blaming
 from agentloop.sandboxes.interface.sandbox import Sandbox
 from agentloop.tools import registry
 from agentloop.tools.base import Tool
 from agentloop.tools.code_interpreter import CodeInterpreter
+from agentloop.tools.serving.http.bodies import meant
 from agentloop.tools.serving.state.leases import Leases
 from agentloop.tools.sessions import ToolSessions
 from agentloop.tools.toolset import Toolset
@@ -45,7 +46,7 @@ class Toolbox:
         """Return the started tool. Raises `HTTPException`: 404 for an unknown name, 501 if it cannot start here."""
         tools = self.toolset.tools
         if name not in tools:
-            raise HTTPException(404, f"Unknown tool {name!r}.{nearest(name, tools)} Tools: {', '.join(tools)}.")
+            raise HTTPException(404, _absence(name, tools))
         try:
             await self._start(name)
         except UserError as error:
@@ -71,9 +72,23 @@ class Toolbox:
             await self.toolset.shutdown()
 
 
+def _absence(name: str, tools: Collection[str]) -> str:
+    """Return why the daemon does not offer a tool, and what to do."""
+    if name in registry.TOOLS:
+        return (
+            f"This daemon does not offer the tool {name!r}: start it with --tool {name}, or with its options, "
+            f"--tool '{name}={{\"option\": ...}}'."
+        )
+    return f"Unknown tool {name!r:.100}.{meant(name, tools)} Tools: {', '.join(tools)}."
+
+
 def _named(spec: str) -> list[Tool]:
     """Load the tools of a spec. Raises `UserError`."""
     name, has_options, rest = spec.partition("={")
+    if not has_options and (registered := spec.partition("=")[0]) != spec and registered in registry.TOOLS:
+        raise UserError(
+            f"The options of --tool {spec} are not a JSON object: write --tool '{registered}={{\"option\": ...}}'."
+        )
     try:
         options = json.loads("{" + rest) if has_options else {}
     except json.JSONDecodeError as error:

@@ -53,6 +53,7 @@ def problem(response) -> tuple[str, str]:
         ({"code": "x", "run_timeout": 3601}, "run_timeout"),
         ({"code": "x", "compile_timeout": float("-inf")}, "compile_timeout"),
         ({"code": "x", "memory_limit_MB": 0}, "memory_limit_MB"),
+        ({"code": "x", "memory_limit_MB": 15}, "memory_limit_MB"),
         ({"code": "x", "memory_limit_MB": -2}, "memory_limit_MB"),
         ({"code": "x", "memory_limit_MB": True}, "memory_limit_MB"),
         ({"code": "x", "memory_limit_MB": 10**30}, "memory_limit_MB"),
@@ -92,7 +93,17 @@ async def test_invalid_field_is_named(quiet, body, field):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"nope", b'{"code": "x"', b"\xff\xfe", b"[" * 100_000, b'{"code": %s}' % (b"9" * 5000), b"\0" * 10],
+    [
+        b"",
+        b" \n",
+        b"{",
+        b"nope",
+        b'{"code": "x"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"code": %s}' % (b"9" * 5000),
+        b"\0" * 10,
+    ],
 )
 @pytest.mark.asyncio(loop_scope="module")
 async def test_bodies_that_are_not_json_are_rejected(quiet, content):
@@ -123,9 +134,33 @@ async def test_base64_may_contain_line_breaks(by_hand):
         assert sandbox.executions[0].files == {"a": b"abcdef"}
 
 
-async def test_unknown_fields_are_ignored(by_hand):
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "The body is empty: send a JSON object, {} if you set no field."),
+        (b"[]", "The body must be a JSON object."),
+        (b'{"code": "x", "run_timeout": 3601}', "Must be at most 3600, which is the daemon's --max-seconds."),
+        (
+            b'{"code": "x", "memory_limit_MB": 15}',
+            "Must be at least 16, which Python itself needs, or -1 for the default of the daemon.",
+        ),
+        (b'{"code": "x", "files": {"a": "YQ"}}', "The content of 'a' is not base64: encode the bytes with base64."),
+        (b'{"code": "x", "files": []}', "Must be an object that maps paths to base64."),
+    ],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_problem_is_a_sentence(quiet, body, message):
+    client, _ = quiet
+    assert problem(await client.post("/run_code", content=body))[1] == message
+
+
+async def test_answer_has_few_of_many_problems_and_comes_soon(by_hand):
     async with by_hand() as (client, _):
-        assert (await client.run("x", dataset="aime", code2=5))["status"] == "Success"
+        body = {f"{n}" + "f" * 20_000: 1 for n in range(100)}
+        async with asyncio.timeout(5):
+            response = await client.post("/v1/sessions", json=body)
+        assert response.status_code == 422
+        assert len(response.json()["detail"]) == 20
 
 
 @given(body=st.dictionaries(st.sampled_from(FIELDS), ANY_JSON))

@@ -71,7 +71,8 @@ async def test_every_request_needs_the_token():
         ({"memory_mb": 1 << 20}, "--max-memory-mb"),
         ({"network": "public"}, "--box-network public"),
         ({"network": "allowlist", "hosts": ["example.org"]}, "--box-network public"),
-        ({"reference": None}, "must have a reference or an archive"),
+        ({"reference": None}, "Set either reference or archive"),
+        ({"archive": "0" * 64}, "Set either reference or archive"),
         ({"processes": 0}, "greater than 0"),
         ({"idle_seconds": 0}, "greater than 0"),
         ({"cpus": -1}, "greater than 0"),
@@ -102,16 +103,28 @@ async def test_an_image_is_kept_by_its_content(tree):
     content = stream.getvalue()
     digest = hashlib.sha256(content).hexdigest()
     async with serving_boxes(max_image_mb=1 + (len(content) >> 20)) as client:
-        unknown = await client.post("/v1/boxes", json=BUSYBOX | {"archive": digest})
+        unknown = await client.post("/v1/boxes", json={"archive": digest})
         assert (unknown.status_code, f"PUT /v1/boxes/images/{digest}" in unknown.text) == (409, True)
         wrong = await client.put(f"/v1/boxes/images/{'0' * 64}", content=content)
         assert (wrong.status_code, digest in wrong.text) == (422, True)
         assert (await client.get(f"/v1/boxes/images/{digest}")).status_code == 404
         assert (await client.put(f"/v1/boxes/images/{digest}", content=content)).status_code == 200
         assert (await client.get(f"/v1/boxes/images/{digest}")).status_code == 200
-        await opened(client, archive=digest)
-        assert (await client.put(f"/v1/boxes/images/{'1' * 64}", content=content)).status_code == 413
+        await opened(client, reference=None, archive=digest)
+        large = await client.put(f"/v1/boxes/images/{'1' * 64}", content=content)
+        assert (large.status_code, "--max-image-mb" in large.text) == (413, True)
         assert (await client.get("/v1/boxes/images/..%2f..%2fetc%2fpasswd")).status_code == 404
+
+
+async def test_a_copy_that_is_not_possible_is_the_fault_of_the_request():
+    async with serving_boxes() as client:
+        files = f"/v1/boxes/{await opened(client)}/files"
+        missing = await client.get(files, params={"path": "/nowhere"})
+        assert (missing.status_code, "/nowhere" in missing.json()["detail"]) == (400, True)
+        assert (await client.get(files, params={"path": "/bin", "max_bytes": -1})).status_code == 422
+        broken = await client.put(files, params={"folder": "/tmp"}, content=b"not a tar")
+        assert (broken.status_code, "/tmp" in broken.json()["detail"]) == (400, True)
+        assert (await client.get("/v1/boxes/x/files", params={"path": "/bin"})).status_code == 410
 
 
 async def test_a_client_that_leaves_ends_its_command():

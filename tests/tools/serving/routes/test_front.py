@@ -1,5 +1,6 @@
 """The front of every request: token, log, metrics and health."""
 
+import asyncio
 import json
 import logging
 
@@ -154,7 +155,26 @@ async def test_openapi_document_lists_all_routes_and_bodies(by_hand):
         assert schema["properties"]["run_timeout"]["exclusiveMinimum"] == 0
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/run_code"), ("PUT", "/v1/sessions"), ("GET", "/redoc")])
-async def test_unknown_paths_and_methods_are_rejected(by_hand, method, path):
+@pytest.mark.parametrize(
+    ("method", "path", "status", "detail"),
+    [
+        ("POST", "/run_cod", 404, "There is no route /run_cod. Did you mean '/run_code'? GET /docs lists all routes."),
+        ("GET", "/redoc", 404, "There is no route /redoc. GET /docs lists all routes."),
+        ("GET", "/run_code", 405, "/run_code does not take GET: use POST."),
+        ("PUT", "/v1/sessions", 405, "/v1/sessions does not take PUT: use GET or POST."),
+        ("PUT", "/v1/sessions/x", 405, "/v1/sessions/x does not take PUT: use DELETE or GET."),
+        ("POST", "/openapi.json", 405, "/openapi.json does not take POST: use GET or HEAD."),
+    ],
+)
+async def test_unknown_paths_and_methods_are_answered_with_what_to_use(by_hand, method, path, status, detail):
     async with by_hand() as (client, _):
-        assert (await client.request(method, path)).status_code in (404, 405)
+        response = await client.request(method, path)
+        assert (response.status_code, response.json()["detail"]) == (status, detail)
+        assert (response.headers.get("allow") is None) == (status == 404)
+
+
+async def test_long_unknown_path_is_answered_soon(by_hand):
+    async with by_hand() as (client, _):
+        async with asyncio.timeout(2):
+            response = await client.get("/" + "x" * 60_000)
+        assert (response.status_code, len(response.json()["detail"]) < 200) == (404, True)

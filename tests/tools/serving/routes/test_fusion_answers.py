@@ -48,6 +48,21 @@ async def test_sandbox_failure_becomes_a_status(by_hand, error):
         assert body["run_result"]["stderr"] == str(error)
 
 
+async def test_failure_is_503_after_the_sandbox_was_closed_by_a_second_signal(by_hand):
+    async def session(settings=None):
+        raise SandboxError("The sandbox died.")
+
+    async with by_hand() as (client, sandbox):
+        sandbox.answer = raising(SandboxError("The sandbox died."))
+        sandbox.session = session
+        client.daemon.draining = True
+        for path, body in (("/run_code", {"code": "x"}), ("/run_jupyter", {"cells": ["x"]}), ("/v1/sessions", {})):
+            response = await client.post(path, json=body)
+            assert (response.status_code, "send the request to another one" in response.text) == (503, True)
+        sandbox.answer = raising(UserError("The language 'rust' needs the program rustc."))
+        assert (await client.run("fn main() {}", language="rust"))["status"] == "SandboxError"
+
+
 async def test_compile_error_is_reported(by_hand, make_result):
     async with by_hand() as (client, sandbox):
         compilation = ProcessResult(stdout="", stderr="error: expected ';'", return_code=1, seconds=0.2)

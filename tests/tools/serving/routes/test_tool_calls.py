@@ -140,6 +140,7 @@ async def test_code_interpreter_uses_the_daemon_sandbox(by_hand):
     ("path", "body", "status", "says"),
     [
         ("countre/call", {}, 404, "Did you mean 'counter'?"),
+        ("sql_query/call", {}, 404, "start it with --tool sql_query, or with its options"),
         ("counter/call", {"arguments": []}, 422, "arguments"),
         ("counter/call", {"session": 5}, 422, "session"),
         ("sessions", {"images": ["%"]}, 422, "images.0"),
