@@ -129,7 +129,8 @@ class Tool:
     arguments: ArgumentSchema | None = None
     """Argument schema to use instead of the signature of `call`."""
     by_name_only: bool = False
-    """Whether the tool reaches files or networks of the host. A daemon offers it only if its command line names it."""
+    """Whether a daemon offers the tool only if its command line names it: it reaches files or networks of the host, or
+    needs a box of the episode."""
     limit: SharedLimit | None = None
     """Limit on the calls of all processes. The options `max_concurrency` and `calls_per_second` of a config set it."""
 

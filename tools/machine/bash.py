@@ -18,6 +18,8 @@ class Bash(Tool):
     call. Commands get no input. One that takes too long is interrupted: start servers in the background with `&`.
     """  # noqa: D205 - the description that models read
 
+    by_name_only = True
+
     def __init__(self, *, timeout: float = 120.0, max_output_bytes: int = 32768) -> None:
         """Allow each command `timeout` seconds, and keep `max_output_bytes` of its output."""
         if timeout <= 0 or max_output_bytes < 256:

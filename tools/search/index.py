@@ -28,12 +28,14 @@ _TOKENIZER = "unicode61 remove_diacritics 2"
 def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[int], None] | None = None) -> int:
     """Write an index of passages and return their number. The file appears atomically.
 
-    `on_progress` gets the number of passages after each batch. Raises `UserError` for an empty corpus and if `path` is
-    a folder.
+    `on_progress` gets the number of passages after each batch. Raises `UserError` for an empty corpus and if `path`
+    exists and is not an index.
     """
     path = Path(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder, but this index is a file: choose another path.")
+    if path.exists() and not _is_index(path):
+        raise UserError(f"{path} exists and is not a search index: choose another file, or remove it.")
     with atomic_file(path) as temporary, closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
         connection.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; CREATE TABLE about (what TEXT);"
@@ -61,6 +63,15 @@ def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[in
         connection.execute("INSERT INTO found(found) VALUES ('optimize')")
         connection.execute("INSERT INTO about VALUES (?)", (FORMAT,))
     return count
+
+
+def _is_index(path: Path) -> bool:
+    """Return whether a file is an index of any format."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+            return connection.execute("SELECT what FROM about").fetchone() is not None
+    except sqlite3.Error:
+        return False
 
 
 def read_corpus(path: str | Path) -> Iterator[Passage]:

@@ -199,8 +199,6 @@ def index_corpus(
     from agentloop.tools.search.index import build as build_sqlite
     from agentloop.tools.search.index import read_corpus
 
-    if engine is IndexEngine.SQLITE and index.is_file():
-        _check_is_index(index)
     build = tantivy_index.build if engine is IndexEngine.TANTIVY else build_sqlite
     with Progress(TextColumn("{task.completed:,.0f} passages"), TimeElapsedColumn()) as progress:
         task = progress.add_task("", total=None)
@@ -209,16 +207,6 @@ def index_corpus(
     size = sum(file.stat().st_size for file in files) / 1e6
     passages = "1 passage" if count == 1 else f"{count:,} passages"
     Console().print(f"{index}: {passages}, {size:.1f} MB", markup=False, highlight=False)
-
-
-def _check_is_index(file: Path) -> None:
-    """Raise `UserError` for a file that is no index, such as the corpus itself, because an index would replace it."""
-    from agentloop.tools.search.index import LocalIndex
-
-    try:
-        asyncio.run(LocalIndex(file).start())
-    except UserError as error:
-        raise UserError(f"{file} exists and is not a search index: choose another file, or remove it.") from error
 
 
 async def _call(toolset: Toolset, call: ToolCall, task: dict[str, Any], images: list[Any]) -> ToolResult:

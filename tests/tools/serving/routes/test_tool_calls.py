@@ -77,6 +77,7 @@ async def test_tool_list_contains_schemas(by_hand, specs):
     async with by_hand(tools=specs) as (client, _):
         tools = {tool["name"]: tool for tool in (await client.get("/v1/tools")).json()["tools"]}
         assert {"code_interpreter", "image_zoom_in_tool", "counter", "picture"} <= set(tools)
+        assert not {"bash", "edit", "terminal"} & set(tools), "they need the box of an episode"
         assert tools["counter"]["description"] == "Count calls."
         assert tools["picture"]["parameters"]["required"] == ["width"]
 
