@@ -7,10 +7,30 @@ import tarfile
 
 SINGLE_FILE = 3
 """Exit status of a transfer out of the box if its source was one file."""
+TOO_LARGE = 4
+"""Exit status of a transfer out of the box that was stopped because the archive became too large."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
+
+
+class TooLargeError(OSError):
+    """An archive became larger than its limit."""
+
+
+class _Limited:
+    """Stream of at most so many bytes. It counts what is written, because a sparse file takes no space in the box."""
+
+    def __init__(self, stream: BinaryIO, max_bytes: int) -> None:
+        self._stream = stream
+        self._left = max_bytes
+
+    def write(self, data: bytes) -> int:
+        self._left -= len(data)
+        if self._left < 0:
+            raise TooLargeError
+        return self._stream.write(data)
 
 
 def receive(stream: BinaryIO, target: str) -> None:
@@ -26,13 +46,13 @@ def receive(stream: BinaryIO, target: str) -> None:
             archive.extract(member, target, numeric_owner=True, filter="fully_trusted")
 
 
-def send(stream: BinaryIO, source: str) -> bool:
+def send(stream: BinaryIO, source: str, max_bytes: int) -> bool:
     """Write a file, or the content of a directory, as a tar stream; return whether it is a directory.
 
-    Links and special files are left out. Raises `OSError`.
+    Links and special files are left out. Raises `OSError`, and `TooLargeError` if the archive has more bytes.
     """
     is_directory = os.path.isdir(source)
-    with tarfile.open(fileobj=stream, mode="w|") as archive:
+    with tarfile.open(fileobj=_Limited(stream, max_bytes), mode="w|") as archive:
         if is_directory:
             _add_content(archive, source, "")
         else:

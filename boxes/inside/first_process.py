@@ -72,7 +72,7 @@ class FirstProcess:
                 request |= user | {"env": {**user["env"], **request["env"]}}
                 self._start(number, lambda: commands.supervise(request, fds[1:]))
             elif operation in ("receive", "send"):
-                self._start(number, lambda: _transfer(operation, message["path"], fds))
+                self._start(number, lambda: _transfer(message, fds))
             elif operation == "copy":
                 self._start(number, lambda: _copy(self._layer, fds))
             elif operation == "ready":
@@ -199,16 +199,18 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _transfer(operation: str, path: str, fds: Sequence[int]) -> NoReturn:
+def _transfer(message: dict[str, Any], fds: Sequence[int]) -> NoReturn:
     """Copy files over the first descriptor; the text of an error goes over the second."""
     try:
-        if operation == "receive":
+        if message["op"] == "receive":
             with open(fds[0], "rb") as stream:
-                files.receive(stream, path)
+                files.receive(stream, message["path"])
         else:
             with open(fds[0], "wb") as stream:
-                is_directory = files.send(stream, path)
+                is_directory = files.send(stream, message["path"], message["max_bytes"])
             os._exit(0 if is_directory else files.SINGLE_FILE)
+    except files.TooLargeError:
+        os._exit(files.TOO_LARGE)
     except (OSError, tarfile.TarError) as error:
         os.write(fds[1], str(error).encode())
         os._exit(1)

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from agentloop.boxes.copies import pack, unpack
-from agentloop.boxes.inside.files import SINGLE_FILE
+from agentloop.boxes.inside.files import SINGLE_FILE, TOO_LARGE
 from agentloop.boxes.interface.archives import SentArchive
 from agentloop.boxes.interface.box import BoxError, BoxLostError, BoxResult, OnOutput
 from agentloop.boxes.interface.spec import BoxSpec
@@ -146,17 +146,21 @@ class RootfsBox:
 
     async def send_archive(self, source: str, stream: IO[bytes], max_bytes: int) -> SentArchive:
         """Write a file, or the content of a directory, as a tar archive (`ArchiveBox`)."""
-        return SentArchive(is_file=await self._transfer("send", source, stream.fileno()) == SINGLE_FILE)
+        # The archive also has headers; `unpack` counts exactly.
+        code = await self._transfer("send", source, stream.fileno(), max_bytes=2 * max_bytes + (1 << 20))
+        if code == TOO_LARGE:
+            raise BoxError(f"{source} of the box is larger than {max_bytes} bytes, so it was not copied.")
+        return SentArchive(is_file=code == SINGLE_FILE)
 
-    async def _transfer(self, op: str, path: str, stream: int) -> int:
+    async def _transfer(self, op: str, path: str, stream: int, **fields: int) -> int:
         errors = Drain(_ERROR_BYTES)
         try:
             try:
-                _, ending = self._connection.request(op, [stream, errors.writer], path=path)
+                _, ending = self._connection.request(op, [stream, errors.writer], path=path, **fields)
             finally:
                 os.close(errors.writer)
             code = await asyncio.shield(ending)
-            if code not in (0, SINGLE_FILE):
+            if code not in (0, SINGLE_FILE, TOO_LARGE):
                 verb = "written to" if op == "receive" else "read from"
                 raise BoxError(f"{path} cannot be {verb} the box: {errors.finish().decode(errors='replace')}")
             return code

@@ -201,6 +201,9 @@ async def test_missing_or_too_large_files_are_not_copied_out(box, tmp_path):
     await box.exec("head -c 20000 /dev/zero > /srv/large")
     with pytest.raises(BoxError, match="/srv/large of the box is larger than 10000 bytes"):
         await box.download("/srv/large", tmp_path / "out", max_bytes=10_000)
+    await box.exec("truncate -s 500M /srv/sparse")  # takes no space in the box
+    with pytest.raises(BoxError, match="/srv/sparse of the box is larger than 1000000 bytes"):
+        await box.download("/srv/sparse", tmp_path / "out", max_bytes=1_000_000)
 
 
 async def test_a_program_can_be_written_to_while_it_runs(box):
