@@ -7,7 +7,6 @@ failed rollout is data, not a crash.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import re
@@ -75,10 +74,71 @@ class SandboxError(AgentLoopError):
     """The sandbox itself failed, not the code in it."""
 
 
+_MOST_SUGGESTIONS = 3
+_MEANT_SHARE = 0.6
+"""Share of a name's letters that a shorter known name must stand for: 'save_steps' does not mean 'steps'."""
+_SHORTEST_BEGINNING = 3
+"""Number of letters from which the beginning of a word stands for the word."""
+_LETTERS_PER_EDIT = 3
+_MOST_EDITS = 2
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `" Did you mean 'x'?"` with the closest known name, or an empty string."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
+    """Return `" Did you mean 'x'?"` with the known name that `name` probably stands for, or an empty string.
+
+    A known name fits if it differs by at most two typing errors, one in three letters; or else if the words of one name
+    begin words of the other: 'temp' and 'clip' stand for 'temperature' and 'grad_clip'. Similar letters alone do not
+    fit. If several names fit equally well, the text has up to three.
+    """
+    candidates = list(dict.fromkeys(known))
+    letters = _letters(name)
+    mistyped = {}
+    for each in candidates:
+        edits, length = _edits(letters, _letters(each)), max(len(letters), len(_letters(each)))
+        if edits <= min(length // _LETTERS_PER_EDIT, _MOST_EDITS):
+            mistyped[each] = edits
+    if mistyped:
+        return f" Did you mean {min(mistyped, key=mistyped.__getitem__)!r}?"
+    fitting = [each for each in candidates if _begun(name, each) or _begun(each, name) >= _MEANT_SHARE]
+    fewest = min((len(_words(each)) for each in fitting), default=0)
+    found = [repr(each) for each in fitting if len(_words(each)) == fewest]
+    return f" Did you mean {' or '.join(found)}?" if 0 < len(found) <= _MOST_SUGGESTIONS else ""
+
+
+def _letters(name: str) -> str:
+    return "".join(_words(name)) or name
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[^\W_]+", name.lower())
+
+
+def _begun(name: str, whole: str) -> float:
+    """Return the share of the letters of `whole` in words that the words of `name` begin; 0 if one begins none."""
+    left = _words(whole)
+    begun = 0
+    for word in _words(name):
+        is_long = len(word) >= _SHORTEST_BEGINNING
+        fits = [each for each in left if each == word or (is_long and each.startswith(word))]
+        if not fits:
+            return 0.0
+        left.remove(fits[0])
+        begun += len(fits[0])
+    return begun / max(len(_letters(whole)), 1)
+
+
+def _edits(first: str, second: str) -> int:
+    """Return the number of letters to insert, remove, replace or swap with the next that turn one word into another."""
+    before: list[int] = []
+    row = list(range(len(second) + 1))
+    for i, a in enumerate(first, 1):
+        before, last, row = row, before, [i]
+        for j, b in enumerate(second, 1):
+            least = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
+            if i > 1 and j > 1 and (a, first[i - 2]) == (second[j - 2], b):
+                least = min(least, last[j - 2] + 1)
+            row.append(least)
+    return row[-1]
 
 
 _PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), "<frozen")

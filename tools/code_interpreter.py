@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from agentloop import sandboxes
 from agentloop.errors import SandboxError, ToolError, UserError
+from agentloop.registry.options import check_options
 from agentloop.sandboxes import (
     CellResult,
     Execution,
@@ -69,7 +70,7 @@ class CodeInterpreter(Tool):
         maximum seconds of the code. `max_images` is the number of images that a notebook call may show: 0 for text
         models.
         """
-        self.sandbox = sandbox_at(sandbox, sandbox_options)
+        self.sandbox = sandbox_at(sandbox, sandbox_options, of="tool 'code_interpreter'", owner=CodeInterpreter)
         self.timeout = timeout + _QUEUE_SECONDS
         # Create both here, because they raise for invalid limits.
         self._execution = Execution(
@@ -181,8 +182,14 @@ def strip_fence(code: str) -> str:
     return match["code"] if match else code
 
 
-def sandbox_at(where: str | Sequence[str], options: dict[str, Any]) -> Sandbox:
-    """Return the sandbox at `where`: "local", a level, or addresses of daemons. Raises `UserError`."""
+def sandbox_at(where: str | Sequence[str], options: dict[str, Any], *, of: str, owner: type) -> Sandbox:
+    """Return the sandbox at `where`: "local", a level, or addresses of daemons.
+
+    `options` are those that the class `owner`, which errors call `of`, does not take itself. Raises `UserError` for an
+    option that neither `owner` nor any sandbox takes, and for one that this sandbox does not take.
+    """
+    if options:
+        check_options(options, _all_options(owner), of=of)
     if isinstance(where, str) and "://" not in where:
         return sandboxes.create(sandboxes.DEFAULT_LEVEL if where == "local" else where, **options)
     from agentloop.sandboxes.client.client import SandboxClient
@@ -196,3 +203,13 @@ def sandbox_at(where: str | Sequence[str], options: dict[str, Any]) -> Sandbox:
             "set the others in `agentloop tools serve`."
         ) from error
     return SandboxClient(where, **options)
+
+
+def _all_options(owner: type) -> list[str]:
+    """Return the options that a class takes itself, then those of all sandboxes."""
+    from agentloop.sandboxes.client.client import SandboxClient
+
+    own = [each.name for each in inspect.signature(owner).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    of_sandboxes = {name for level in sandboxes.LEVELS for name in sandboxes.LEVELS.get(level).options()}
+    of_sandboxes.update(name for name in inspect.signature(SandboxClient).parameters if name != "urls")
+    return list(dict.fromkeys([*own, *sorted(of_sandboxes)]))

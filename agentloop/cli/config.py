@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -99,7 +99,7 @@ def _keys(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
 
 def _section(value: Mapping[str, Any], definitions: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
     """Return the schema of a section, and whether it describes the items of a list."""
-    for choice in value.get("anyOf", [value]):
+    for choice in _choices(value):
         resolved = _resolved(choice, definitions)
         if "properties" in resolved:
             return resolved, False
@@ -110,6 +110,12 @@ def _section(value: Mapping[str, Any], definitions: Mapping[str, Any]) -> tuple[
     return None, False
 
 
+def _choices(value: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the members of a union, those of unions in it included, or the only schema."""
+    members = value.get("anyOf") or value.get("oneOf")
+    return [value] if members is None else [choice for member in members for choice in _choices(member)]
+
+
 def _resolved(value: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
     reference = value.get("$ref")
     return value if reference is None else definitions[reference.removeprefix("#/$defs/")]
@@ -117,8 +123,8 @@ def _resolved(value: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mappi
 
 def _type(value: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     value = _resolved(value, definitions)
-    if "anyOf" in value:
-        return " or ".join(dict.fromkeys(_type(choice, definitions) for choice in value["anyOf"]))
+    if (choices := _choices(value)) != [value]:
+        return " or ".join(dict.fromkeys(_type(choice, definitions) for choice in choices))
     if "enum" in value:
         return " or ".join(map(str, value["enum"]))
     if "const" in value:
@@ -135,7 +141,8 @@ def _type(value: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
 
 
 def _default(value: Mapping[str, Any]) -> str:
-    return json.dumps(value.get("default", {}), ensure_ascii=False)  # only mappings have a default factory
+    made: Any = [] if value.get("type") == "array" else {}  # by a default factory, which the schema does not show
+    return json.dumps(value.get("default", made), ensure_ascii=False)
 
 
 def _attribute_docstrings(cls: type) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -19,10 +19,25 @@ _OF_VERL = ("actor_rollout_ref", "trainer", "reward_model", "custom_reward_funct
 def user_error(error: ValidationError, schema: type[BaseModel], source: str) -> UserError:
     """Return an error with the first problems: the dotted path of each key, its value and the nearest known key."""
     details = error.errors(include_url=False)
+    if sentence := _of_another_command(details, schema):
+        return UserError(f"The config {source} cannot be used. {sentence}")
     sentences = [_sentence(detail, schema) for detail in details[:_SHOWN_ERRORS]]
     if len(details) > _SHOWN_ERRORS:
         sentences.append(f"And {len(details) - _SHOWN_ERRORS} more.")
     return UserError(f"The config {source} cannot be used. {' '.join(sentences)}")
+
+
+def _of_another_command(details: Iterable[ErrorDetails], schema: type[BaseModel]) -> str | None:
+    """Return a sentence about a config of a run of the other kind: only runs that play episodes have an `env`."""
+    wrong = {detail["loc"][0]: detail["type"] for detail in details if len(detail["loc"]) == 1}
+    if "env" in wrong and "batch_size" in schema.model_fields:
+        return "It is a config of `agentloop train`, because it has the section env: use that command."
+    if wrong.get("env") == "missing" and wrong.get("batch_size") == "extra_forbidden":
+        return (
+            "It is a config of `agentloop sft` or `agentloop dpo`, because it has a batch_size and no section env: use "
+            "one of these commands."
+        )
+    return None
 
 
 def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
@@ -34,11 +49,13 @@ def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         if dotted in _OF_VERL:
             return f"{dotted!r} is a key of verl: convert the config with `agentloop from-verl FILE`."
-        known = _known_keys(schema, location[:-1])
-        hint = nearest(str(location[-1]), known) or (f" Known: {', '.join(known)}." if known else "")
-        return f"There is no key {dotted!r}.{hint}"
+        return f"There is no key {dotted!r}.{_hint(schema, location)}"
     if detail["type"] in ("missing", "missing_argument"):
-        return f"The key {dotted!r} is missing: set it in the file, or as {dotted}=... on the command line."
+        if isinstance(location[-1], int):
+            return f"{'.'.join(map(str, location[:-1]))} has too few items: it needs {location[-1] + 1} or more."
+        missing = f"The key {dotted!r} is missing: set it in the file, or as {dotted}=... on the command line."
+        other = " Configs of `agentloop sft` and `agentloop dpo` have none: use these to train on given answers."
+        return missing + other * (dotted == "env")
     message = detail["msg"]
     if detail["type"] == "value_error":
         # Our own validators write whole sentences.
@@ -54,6 +71,26 @@ def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
         return f"{dotted} is {detail['input']!r}: it must be a mapping{keys}."
     message = message[0].lower() + message[1:]
     return f"{dotted} is {detail['input']!r}: {message}."
+
+
+def _hint(schema: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """Return what the writer of an unknown key may have meant: a key of the same section, or one of another section."""
+    *section, name = location
+    known = [key for key in _known_keys(schema, section) if not advice(".".join(map(str, (*section, key))))]
+    elsewhere = [repr(path) for path in _paths(schema) if path.rpartition(".")[2] == name and not advice(path)]
+    if elsewhere and not section:
+        return f" Did you mean {' or '.join(elsewhere)}?"
+    if alike := nearest(str(name), known):
+        return alike
+    other = "".join(f" There is a key {path}." for path in elsewhere)
+    return other + (f" Known: {', '.join(known)}." if known else "")
+
+
+def _paths(schema: type[BaseModel]) -> Iterator[str]:
+    """Yield the keys at the top level, and those of the sections there."""
+    for name, annotation in _fields(schema).items():
+        yield name
+        yield from (f"{name}.{key}" for key in _fields(annotation))
 
 
 def _known_keys(schema: Any, location: Iterable[int | str]) -> list[str]:

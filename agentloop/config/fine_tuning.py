@@ -14,7 +14,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.records import ProfilerConfig
 from agentloop.config.rollout import RenderingConfig
 from agentloop.config.run import RunConfig, StepSettings, schedule_updates, without_settings_of_the_run
-from agentloop.config.tasks import DatasetsConfig, ToolConfig
+from agentloop.config.tasks import Datasets, DatasetsConfig, ToolConfig
 from agentloop.registry.options import HAS_PATHS, Config, ConfigPath, named
 
 
@@ -25,7 +25,7 @@ class ConversationsConfig(DatasetsConfig):
     a list of these.
     """
 
-    train: ConfigPath | tuple[ConfigPath, ...]
+    train: Datasets
     """Rows to train on."""
     tools: list[Annotated[ToolConfig, BeforeValidator(named), HAS_PATHS]] = Field(default_factory=list)
     """Tools that prompts show if a row has no `tools` column; a plain string is a name."""

@@ -5,10 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from agentloop.envs.rewards import RewardSpec
 from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigPath, named
+
+
+def _one_or_several(value: Any) -> str:
+    return "<several>" if isinstance(value, list | tuple) else "<one>"
+
+
+def _datasets_or_sources(value: Any) -> str:
+    items = value if isinstance(value, list | tuple) else [value]
+    has_sources = any(isinstance(each, Mapping | SourceConfig) for each in items)
+    return "<sources>" if has_sources else _one_or_several(value)
+
+
+# Errors of a union with tags are those of one member. Without tags, each member would complain.
+_OneDataset = Annotated[ConfigPath, Tag("<one>")]
+_SeveralDatasets = Annotated[tuple[ConfigPath, ...], Tag("<several>")]
+Datasets = Annotated[_OneDataset | _SeveralDatasets, Discriminator(_one_or_several)]
+"""Value of a config: a dataset, or a list of datasets."""
 
 
 class DatasetsConfig(Config):
@@ -24,7 +41,7 @@ class DatasetsConfig(Config):
     """Number of rows to use, from the first; None: all."""
     shuffle: bool = True
     """Shuffle the rows in every epoch."""
-    eval: ConfigPath | tuple[ConfigPath, ...] | None = None
+    eval: Datasets | None = None
     """Held-out rows."""
     eval_options: ConfigOptions = Field(default_factory=dict)
     """Arguments of the function in `eval`."""
@@ -34,9 +51,8 @@ class DatasetsConfig(Config):
     @field_validator("train", "eval", mode="before", check_fields=False)
     @classmethod
     def _names_rows(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple) and any(
-            isinstance(each, Mapping) and "source" not in each for each in value
-        ):
+        items = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(each, Mapping) and "source" not in each for each in items):
             raise ValueError(
                 "a config names a dataset and does not contain rows. Write a function that returns the rows, and pass "
                 "the function or its name 'file.py:name'."
@@ -88,7 +104,10 @@ class DataConfig(DatasetsConfig):
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Skip rows whose messages and tools have more tokens. None: only `limits.max_tokens` applies, and an episode with
     a longer prompt ends at once."""
-    train: ConfigPath | tuple[ConfigPath, ...] | tuple[SourceConfig, ...]
+    train: Annotated[
+        _OneDataset | _SeveralDatasets | Annotated[tuple[SourceConfig, ...], Tag("<sources>")],
+        Discriminator(_datasets_or_sources),
+    ]
     """Rows to train on: a dataset, a list of datasets, or a list of sources with weights."""
 
     @model_validator(mode="after")

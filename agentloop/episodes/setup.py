@@ -19,6 +19,7 @@ from agentloop.envs.base import BaseEnv, Env
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.envs.datasets.images import has_row_images
 from agentloop.envs.mixture import MixedSampler, Source
+from agentloop.envs.players.program import PlayersProgram
 from agentloop.envs.registry import load_factory, make_env
 from agentloop.envs.rewards import RewardFunction, load_reward
 from agentloop.envs.sampler import TaskSampler
@@ -28,6 +29,7 @@ from agentloop.episodes.loop import AgentLoop
 from agentloop.episodes.prompt_lengths import check_one_fits, of_length
 from agentloop.episodes.worker import RolloutWorker
 from agentloop.errors import UserError
+from agentloop.players.checks import check_players
 from agentloop.players.opponents import close_opponents
 from agentloop.registry.named_objects import load_object
 from agentloop.rendering import renderer_for
@@ -54,8 +56,10 @@ class RunTasks:
     toolset: Toolset
     reward: RewardFunction | None
     """Reward function; None if the environment alone scores episodes."""
-    factory: Callable[..., Env | AgentProgram]
+    make_env: Callable[[Row], Env | AgentProgram]
     needs_prompt: bool
+    can_prepare: bool
+    """Whether the environments begin something in `prepare`."""
 
     @property
     def train(self) -> list[Row]:
@@ -73,16 +77,20 @@ class RunTasks:
             load_server()
         needs_prompt = getattr(factory, "needs_prompt", False)
         load = partial(load_dataset, needs_prompt=needs_prompt)
-        return cls(
+        reward = _load_reward(config, factory)
+        toolset = Toolset([tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)])
+        tasks = cls(
             needs_prompt=needs_prompt,
-            reward=_load_reward(config, factory),
-            toolset=Toolset(
-                [tool for each in config.env.tools for tool in registry.load_all(each.name, **each.options)]
-            ),
+            can_prepare=getattr(factory, "prepare", BaseEnv.prepare) is not BaseEnv.prepare,
+            reward=reward,
+            toolset=toolset,
             blocks=[load(source, options=options, limit=limit) for source, options, limit in data.train_blocks],
             eval=load(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else [],
-            factory=factory,
+            make_env=partial(make_env, factory, toolset=toolset, reward=reward, options=config.env.options),
         )
+        if isinstance(factory, type) and issubclass(factory, PlayersProgram):
+            check_players([*tasks.train, *tasks.eval], tasks.make_env)
+        return tasks
 
 
 @dataclass(slots=True, frozen=True)
@@ -113,7 +121,7 @@ class RolloutSetup:
         The tokenizer comes from the folder `model`; engines that take messages do not need one.
         """
         tasks = RunTasks.load(config)
-        reward, toolset = tasks.reward, tasks.toolset
+        toolset = tasks.toolset
         renderer = _load_renderer(config, model)
         fitting = partial(of_length, most=config.data.max_prompt_tokens, renderer=renderer, tools=toolset.schemas)
         blocks = [fitting(block) for block in tasks.blocks]
@@ -123,11 +131,11 @@ class RolloutSetup:
             sources=_sources(config.data.sources, blocks),
             eval=fitting(tasks.eval),
             toolset=toolset,
-            reward=reward,
+            reward=tasks.reward,
             renderer=renderer,
-            make_env=partial(make_env, tasks.factory, toolset=toolset, reward=reward, options=config.env.options),
+            make_env=tasks.make_env,
             needs_prompt=tasks.needs_prompt,
-            can_prepare=getattr(tasks.factory, "prepare", BaseEnv.prepare) is not BaseEnv.prepare,
+            can_prepare=tasks.can_prepare,
         )
         episodes._check_images()
         longest = config.max_tokens(context_length(model))

@@ -91,6 +91,8 @@ class PlayersProgram(BaseEnv):
         if reward is not None:
             raise UserError("env.reward is set, but `play` returns the reward of each player. Leave env.reward out.")
         super().__init__(row)
+        if not isinstance(players, Mapping):
+            raise UserError(f"`players` in env.options is {players!r}: name each seat, as in {{first: policy}}.")
         self._play = load_object(play, "program of several players") if isinstance(play, str) else play
         if not inspect.iscoroutinefunction(self._play):
             raise UserError(f"`play` must be `async def run(task, players)`; {play!r} is not a coroutine function.")
@@ -105,6 +107,11 @@ class PlayersProgram(BaseEnv):
         self._seats = {name: _seats_of(name, spec) for name, spec in self._specs.items()}
         self._swap = swap
         self._rewards: Mapping[str, float] = {}
+
+    @property
+    def candidates(self) -> list[Seat]:
+        """Every player that `seats` may return."""
+        return [seat for seats in self._seats.values() for seat in seats]
 
     def seats(self, place: int, seed: int) -> dict[str, Seat]:
         """Return the player of each seat in episode `place` of the group. `seed` decides random draws."""

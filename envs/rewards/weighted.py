@@ -26,7 +26,9 @@ class RewardTerm(Config):
     name: ConfigPath
     """Built-in reward, or 'file.py:name' / 'package.module:name'."""
     weight: float = Field(default=1.0, allow_inf_nan=False)
+    """Factor of the reward in the sum."""
     options: ConfigOptions = Field(default_factory=dict)
+    """Keyword arguments of the reward."""
     only_if: str | None = None
     """Label of an earlier term. If its reward is at most 0.5, this term is not computed and counts as 0."""
     label: str | None = None

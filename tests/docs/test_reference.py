@@ -6,6 +6,7 @@ import pytest
 
 from agentloop.cli import main
 from agentloop.cli.config import find, keys
+from agentloop.config.fine_tuning import FineTuningConfig
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from tests.support.reference_pages import commands, pages
@@ -43,10 +44,19 @@ def test_every_argument_and_option_is_explained():
         ("learner.lr", ["learner.lr"]),
         ("learner.lora", ["learner.lora", "learner.lora.rank"]),
         ("env.tools.0.name", ["env.tools[].name"]),
+        ("data.train", ["data.train", "data.train[].source"]),
+        ("env.reward", ["env.reward", "env.reward[].name"]),
     ],
 )
 def test_a_key_or_a_section_is_found(name, expected):
     assert [key.name for key in find(name)][: len(expected)] == expected
+
+
+def test_types_and_defaults_of_unions_and_lists():
+    found = {key.name: key for key in keys()}
+    assert found["data.eval"].type == "string or list of string or null"
+    assert found["data.train[].levels"].default == "[]"
+    assert {key.name: key.type for key in keys(FineTuningConfig)}["data.train"] == "string or list of string"
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_one():

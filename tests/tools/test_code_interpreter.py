@@ -134,6 +134,10 @@ def test_code_fences_are_stripped(text, code):
     [
         ({"sandbox": "http://localhost:8080", "disk_mb": 1}, r"disk_mb.*set the others in `agentloop tools serve`"),
         ({"sandbox": "http://"}, "must be the address of a daemon"),
+        ({"timout": 5}, r"^The tool 'code_interpreter' has no option 'timout'\. Did you mean 'timeout'"),
+        ({"sandbox": "http://localhost:8080", "tokn": "x"}, r"'code_interpreter' has no option 'tokn'.*'token'"),
+        ({"sandbox": "slots", "disk": 5}, r"'code_interpreter' has no option 'disk'\. Did you mean 'disk_mb'"),
+        ({"sandbox": "slots", "image": "x"}, r"The sandbox level 'slots' has no option 'image'"),
         ({"sandbox": "bubblewarp"}, "Did you mean 'bubblewrap'"),
         ({"timeout": -1}, "timeout must be a finite number above 0"),
         ({"packages": ["no-such-package"]}, "not installed"),

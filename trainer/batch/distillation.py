@@ -20,6 +20,7 @@ _CONCURRENCY = 32
 _ATTEMPTS = 6
 _TIMEOUT = 300.0
 """Seconds."""
+_CONNECT_SECONDS = 15.0
 
 
 def distilled(
@@ -49,9 +50,16 @@ class TeacherEndpoint:
     def __init__(self, url: str, served_name: str = "", *, pause: float = 1.0) -> None:
         """Set the address; `pause` is the number of seconds before the first retry, which doubles each time."""
         self._url = url.rstrip("/")
-        self._client = httpx.Client(timeout=_TIMEOUT)
+        self._client = httpx.Client(timeout=httpx.Timeout(_TIMEOUT, connect=_CONNECT_SECONDS))
         self._name = served_name
         self._pause = pause
+
+    def start(self) -> None:
+        """Contact the service once. Raises `UserError` if nothing answers, so that no step is played in vain."""
+        try:
+            self._client.get(f"{self._url}/models", timeout=_CONNECT_SECONDS)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
 
     def __call__(self, samples: Sequence[Sample]) -> list[NDArray[np.float32]]:
         """Return the teacher's log-probabilities of the sampled tokens of each sample, at temperature 1.
@@ -92,10 +100,7 @@ class TeacherEndpoint:
                 answer = self._client.request(method, f"{self._url}/{path}", json=body)
             except httpx.HTTPError as error:
                 if last:
-                    raise UserError(
-                        f"The teacher at {self._url} cannot be reached ({type(error).__name__}: {error}). Start it, or "
-                        "set algorithm.distillation.teacher to its address."
-                    ) from error
+                    raise self._unreachable(error) from error
             else:
                 if answer.is_success:
                     return answer.json()
@@ -107,3 +112,9 @@ class TeacherEndpoint:
                     )
             time.sleep(seconds_before_retry(attempt, self._pause))
         raise AssertionError("the last attempt returns or raises")
+
+    def _unreachable(self, error: Exception) -> UserError:
+        return UserError(
+            f"The teacher at {self._url} cannot be reached ({type(error).__name__}: {error}). Start it, or set "
+            "algorithm.distillation.teacher to its address."
+        )

@@ -8,6 +8,7 @@ import numpy as np
 
 from agentloop.trainer.fine_tuning.examples import Examples
 from agentloop.trainer.fine_tuning.train import FineTuning
+from agentloop.trainer.run.folder import RunFolder
 
 _MEASURED = 1000
 """Number of conversations to measure, from the first."""
@@ -15,6 +16,7 @@ _MEASURED = 1000
 
 def rehearse_fine_tuning(run: FineTuning, folder: Path) -> tuple[dict[str, str], list[str]]:
     """Return derived settings as label -> text, and warnings. Raises `UserError` for the first mistake."""
+    RunFolder(folder).check()
     config, rows = run.config, len(run.train)
     what = "pairs" if run.train.pairs else "conversations"
     streams = [stream for index in range(min(rows, _MEASURED)) for stream in run.train.trajectories(index)]
@@ -29,7 +31,8 @@ def rehearse_fine_tuning(run: FineTuning, folder: Path) -> tuple[dict[str, str],
         what: f"{rows} to train on, {held_out} held out",
         "tokens": f"{lengths.mean():.0f} on average, {lengths.max()} at most; {trained.mean():.0f} of them trained",
         "longest": f"{run.train.max_tokens} tokens",
-        "steps": f"{config.run.steps} of {config.batch_size}, {config.run.steps * config.batch_size / rows:.2f} epochs",
+        "steps": f"{config.run.steps}, {config.run.steps * config.batch_size / rows:.2f} epochs",
+        "batch size": f"{config.batch_size}",
         "updates": f"{config.learner.mini_batches} a step",
         "checkpoints": f"every {config.run.save_every} steps, keeping the last {config.run.keep_last}",
         "evaluation": f"every {config.eval.every} steps" if config.eval.every else "never",

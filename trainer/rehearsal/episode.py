@@ -25,6 +25,8 @@ _MOST_TURNS = 3
 _MOST_KINDS = 8
 """Largest number of kinds of rows to play."""
 _SHOWN = 70
+_OPTIONAL = frozenset({"seed", "env_options", "reset_options", "players", "seat", "files", "tools_kwargs"})
+"""Columns that agentloop's own environments and tools read, but that no row needs."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -140,7 +142,7 @@ def _report(
     absent = {column for column in asked if not any(column in row for row in setup.train)}
     if asked - absent:
         lines["columns"] = f"reward, tools and environment read {', '.join(sorted(asked - absent))}"
-    if absent:
+    if absent := absent - _OPTIONAL:
         warnings.append(
             f"The column {' and '.join(map(repr, sorted(absent)))} is read, but no row has it. If that is a "
             "misspelling, correct the reward, the tool or the environment."

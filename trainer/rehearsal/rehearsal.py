@@ -13,6 +13,7 @@ from agentloop.trainer.rehearsal.episode import play
 from agentloop.trainer.rehearsal.machine import check_machine
 from agentloop.trainer.rehearsal.prompts import measure
 from agentloop.trainer.run.checks import check_trainable
+from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.model_folder import find_model
 from agentloop.trainer.sizing.batch_sizes import BatchSizes
 
@@ -34,6 +35,7 @@ class Rehearsal:
 def rehearse(config: RunConfig, folder: Path, placement: dict[str, str]) -> Rehearsal:
     """Check a run. Raises `UserError` for the first mistake; `placement` is added to the derived settings."""
     check_trainable(config)
+    RunFolder(folder).check()
     checked: dict[str, str] = {}
     warnings: list[str] = []
     model = find_model(config)

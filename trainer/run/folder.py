@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -55,21 +57,36 @@ class RunFolder:
         self.checkpoints = root / "checkpoints"
         self.model = root / "model"
 
+    def check(self) -> None:
+        """Raise `UserError` if `make` would, without creating the folder."""
+        existing = next(path for path in (self.root, *self.root.absolute().parents) if os.path.lexists(path))
+        with self._naming_unwritable():
+            self._check_files()
+            TemporaryDirectory(prefix=".agentloop-", dir=existing).cleanup()
+
     def make(self) -> None:
         """Create the folder. Raises `UserError` if it contains other files, or is not writable."""
+        with self._naming_unwritable():
+            self._check_files()
+            self.trajectories.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+            (self.root / LOCK).touch()
+
+    def _check_files(self) -> None:
         before_config = {self.trajectories.name, self.checkpoints.name, LOCK}
         others = {path.name for path in self.root.iterdir()} - before_config if self.root.is_dir() else set()
         if others and not self.config_file.is_file():
             raise UserError(
                 f"{self.root} is not empty and not a run folder: it has no config.yaml. Set run.folder to a new folder."
             )
+
+    @contextmanager
+    def _naming_unwritable(self) -> Iterator[None]:
         try:
-            self.trajectories.mkdir(parents=True, exist_ok=True)
-            self.checkpoints.mkdir(exist_ok=True)
+            yield
         except OSError as error:
             raise UserError(
-                f"The run folder {self.root} cannot be created: {error.strerror}. Set run.folder to a folder "
-                "that can be written to."
+                f"The run folder {self.root} cannot be written to: {error.strerror}. Set run.folder to another folder."
             ) from error
 
     def read_config(self) -> dict[str, Any] | None:

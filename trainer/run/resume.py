@@ -51,15 +51,17 @@ ADDRESSES = ("sandbox", "url", "host", "advertised", "api_key")
 def open_run(config: TrainingConfig, root: Path) -> tuple[RunFolder, tuple[Path, RunState] | None]:
     """Create a run folder, or roll an existing one back to its last checkpoint.
 
-    Returns the folder, and the checkpoint as the learner's folder and the run's state; the checkpoint is None if the
-    run starts from the beginning. Raises `UserError` if the folder has a run with other settings.
+    A run that failed before its first step may start again with other settings. Returns the folder, and the checkpoint
+    as the learner's folder and the run's state; the checkpoint is None if the run starts from the beginning. Raises
+    `UserError` if the folder has a run with other settings.
     """
     folder = RunFolder(root)
     folder.make()
     resolved = config.model_dump(mode="json")
     remove_unfinished(folder.checkpoints)
     checkpoint = latest_checkpoint(folder.checkpoints)
-    started_with = checkpoint[1].config if checkpoint else folder.read_config()
+    before = folder.read_config() if folder.read_metrics() else None
+    started_with = checkpoint[1].config if checkpoint else before
     if started_with is not None and (changed := changed_keys(started_with, resolved, type(config))):
         raise UserError(
             f"The run in {root} was started with other settings: {'; '.join(changed)}. Set them back to resume it, or "

@@ -9,6 +9,7 @@ from pathlib import Path
 from agentloop.config.resolved import Facts, ResolvedConfig, resolve
 from agentloop.config.run import RunConfig
 from agentloop.episodes.setup import RolloutSetup
+from agentloop.trainer.batch.distillation import TeacherEndpoint
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.model_folder import find_model, local_model, teacher_folder
@@ -27,6 +28,9 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     call resumes from the last checkpoint.
     """
     resolved, setup = resolve_run(config, folder)
+    distillation = resolved.algorithm.distillation
+    if distillation is not None and distillation.is_served:
+        TeacherEndpoint(distillation.teacher, distillation.served_name).start()
     async with open_training(setup.config, folder, observer or Observer()) as opened:
         workers = make_workers(resolved, setup, folder)
         try:

@@ -55,7 +55,7 @@ class CodeTests(Reward):
         """
         if max_tests < 1:
             raise UserError("max_tests of code_tests must be at least 1.")
-        self.sandbox = sandbox_at(sandbox, sandbox_options)
+        self.sandbox = sandbox_at(sandbox, sandbox_options, of="reward 'code_tests'", owner=CodeTests)
         self._execution = Execution(code="", timeout=timeout, memory_mb=memory_mb)
         self._field = tests_field
         self._partial = partial

@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 
+from agentloop.config.fine_tuning import FineTuningConfig
 from agentloop.config.learner import LearnerConfig
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
@@ -57,6 +58,20 @@ def test_the_resolved_config_loads_as_the_same(tmp_path):
         ("run.loggers=[tensorbord]", ["run.loggers.0", "'tensorbord'", "'tensorboard'"]),
         ("engine.name=vlm", ["engine.name", "'vlm'", "'vllm'"]),
         ("env.tools=[{nme: x}]", ["'env.tools.0.nme'", "'name'"]),
+        ("data.train=[{source: a.jsonl, wieght: 2}]", ["no key 'data.train.0.wieght'. Did you mean 'weight'?"]),
+        ("data.train=[{source: a.jsonl, weight: -1}]", ["data.train.0.weight is -1: input should be greater than 0."]),
+        ("data.train=[{source: a.jsonl, keep: [0.1]}]", ["data.train.0.keep has too few items: it needs 2 or more."]),
+        ("data.train={source: a.jsonl}", ["data.train must be a list: "]),
+        (
+            "data.train=[{source: a.py:f}, b.jsonl]",
+            ["data.train.1 is ", "must be a mapping with some of the keys keep"],
+        ),
+        ("data.train=[a.jsonl, 5]", ["data.train.1 is 5: "]),
+        ("data.eval=5", ["data.eval is 5: "]),
+        ("data.train={prompt: x}", ["names a dataset and does not contain rows"]),
+        ("steps=5", ["'steps'. Did you mean 'run.steps' or 'profiler.steps'?"]),
+        ("reward=exact", ["Did you mean 'env.reward'?"]),
+        ("sampling.max_tokens=5", ["There is a key 'limits.max_tokens'. Known: stop_strings, "]),
         ("env.tools=null", ["env.tools=[] is the empty one"]),
         ("learner.lora=true", ["learner.lora is True: it must be a mapping", "alpha, publish, rank, targets"]),
         ("learner.early_gradients=true", ["'learner.early_gradients' was removed: ", "Delete the key."]),
@@ -79,6 +94,29 @@ def test_a_missing_section_says_how_to_set_it(tmp_path):
     with pytest.raises(UserError, match=r"The key 'model' is missing") as caught:
         load(tmp_path, text="data: {train: t.jsonl}\nenv: {reward: exact}\n")
     assert "learner" not in str(caught.value)
+
+
+def test_an_error_in_data_names_one_member_of_the_union(tmp_path):
+    for value in ("5", "[5]", "[{source: 5}]", "[{source: a.jsonl, limit: 0}]"):
+        with pytest.raises(UserError) as caught:
+            load(tmp_path, f"data.train={value}")
+        assert str(caught.value).count("data.train") == 1
+        assert "tuple" not in str(caught.value)
+
+
+def test_keys_that_a_config_cannot_set_are_not_offered(tmp_path):
+    with pytest.raises(UserError, match=r"Known: aggregation, .* mini_batches, nodes, "):
+        load(tmp_path, "learner.nothing_alike=1")
+
+
+def test_the_config_of_another_command_is_recognised(tmp_path):
+    with pytest.raises(UserError, match=r"a config of `agentloop sft` or `agentloop dpo`, because it has a batch_size"):
+        load(tmp_path, text="model: m\ndata: {train: t.jsonl, max_tokens: 5}\nbatch_size: 4\n")
+    with pytest.raises(UserError, match=r"'env' is missing.* `agentloop sft` and `agentloop dpo` have none"):
+        load(tmp_path, text="model: m\ndata: {train: t.jsonl}\n")
+    with pytest.raises(UserError, match=r"a config of `agentloop train`, because it has the section env") as caught:
+        load_config(FineTuningConfig, tmp_path / "config.yaml", ["env.reward=exact", "limits.max_turns=3"])
+    assert "limits" not in str(caught.value)
 
 
 @pytest.mark.slow

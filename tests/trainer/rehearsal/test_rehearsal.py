@@ -104,6 +104,24 @@ def test_a_column_that_no_row_has_is_a_warning(sums, dry_run):
     assert "The column 'anser' is read, but no row has it" in shown
 
 
+def test_columns_that_no_row_needs_are_no_warning(sums, dry_run):
+    (sums / "mine.py").write_text(
+        "async def run(task, players):\n"
+        "    await players['first'].say(task['prompt'])\n"
+        "    return {'first': float(task.get('anser', 1))}\n"
+    )
+    options = f"env.options={{play: '{sums}/mine.py:run', players: {{first: policy}}, swap: true}}"
+    code, shown, _ = dry_run("env.factory=players", options, "env.tools=[]", "env.reward=null")
+    assert code == 0
+    assert "The column 'anser' is read, but no row has it" in shown
+
+
+def test_a_folder_that_cannot_be_written_to(sums, refused):
+    (sums / "taken").touch()
+    error = refused(f"run.folder={sums}/taken/run")
+    assert f"The run folder {sums}/taken/run cannot be written to: Not a directory. Set run.folder" in error
+
+
 def test_a_call_that_does_not_fit_into_a_turn_is_a_warning(sums, dry_run):
     code, shown, _ = dry_run("limits.max_turn_tokens=4")
     assert code == 0

@@ -127,6 +127,17 @@ def test_a_service_that_cannot_be_reached_is_named():
         TeacherEndpoint("http://127.0.0.1:9/v1", pause=0.0)([])
 
 
+async def test_a_service_that_cannot_be_reached_ends_the_start(sums):
+    with pytest.raises(UserError, match=r"http://127.0.0.1:9/v1 cannot be reached"):
+        await train(config(sums, "http://127.0.0.1:9/v1"), sums / "run")
+    assert not (sums / "run").exists()
+
+
+def test_an_address_that_is_none_is_named():
+    with pytest.raises(UserError, match=r"http://\[::1/v1 cannot be reached"):
+        TeacherEndpoint("http://[::1/v1").start()
+
+
 @pytest.mark.parametrize(
     ("override", "error"),
     [

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -49,9 +50,21 @@ def test_folder_with_other_files_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_check_creates_nothing(tmp_path):
+    RunFolder(tmp_path / "new" / "run").check()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="is not empty and not a run folder"):
+        RunFolder(tmp_path).check()
+    with pytest.raises(UserError, match=r"cannot be written to: Not a directory\. Set run\.folder"):
+        RunFolder(tmp_path / "thesis.tex" / "run").check()
+    with pytest.raises(UserError, match=r"The run folder /proc/run cannot be written to"):
+        RunFolder(Path("/proc/run")).check()  # whose permissions let root write
+
+
 def test_file_at_the_path_of_the_folder_is_a_user_error(tmp_path):
     (tmp_path / "run").touch()
-    with pytest.raises(UserError, match=r"cannot be created.*run\.folder"):
+    with pytest.raises(UserError, match=r"cannot be written to.*run\.folder"):
         RunFolder(tmp_path / "run").make()
 
 

@@ -98,6 +98,15 @@ def test_run_folder_with_other_settings_is_refused_and_unchanged(tmp_path):
     assert folder.read_metrics() == [{"step": 1}]
 
 
+def test_a_run_that_failed_before_its_first_step_takes_new_settings(tmp_path):
+    folder, _ = open_run(config(env={"reward": "exact", "tools": ["serach"]}), tmp_path)
+    (folder.trajectories / "step_000001.jsonl.gz").touch()
+    _, checkpoint = open_run(config(learner={"lr": 0.5}), tmp_path)
+    assert checkpoint is None
+    assert folder.read_config()["learner"]["lr"] == 0.5
+    assert list(folder.trajectories.iterdir()) == []
+
+
 def test_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     folder, _ = open_run(config(), tmp_path)
     folder.append_metrics({"step": 1})

@@ -1,0 +1,33 @@
+"""Check the players of a run before it starts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from agentloop.engines import ENGINES
+from agentloop.envs.players.program import PlayersProgram
+from agentloop.registry.named_objects import load_object
+from agentloop.registry.options import check_call
+
+Row = dict[str, Any]
+
+
+def check_players(rows: Iterable[Row], make_program: Callable[[Row], Any]) -> None:
+    """Make the program of each row with other players, and load its scripts.
+
+    Raises `UserError` if the program cannot be made, if a script does not exist or cannot be called, and for unknown
+    engines. Engines start when an episode needs them, and folders of models may be empty until then.
+    """
+    distinct = {json.dumps(row.get("players"), sort_keys=True, default=str): row for row in rows}
+    for row in distinct.values():
+        program = make_program(row)
+        assert isinstance(program, PlayersProgram)
+        for seat in program.candidates:
+            if seat.script is not None:
+                script = load_object(seat.script, "player")
+                check_call(script, {}, [], random.Random(), of=f"player {seat.script!r}", call="(conversation, rng)")
+            if seat.engine is not None:
+                ENGINES.check(seat.engine)
