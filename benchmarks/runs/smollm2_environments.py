@@ -53,7 +53,7 @@ CONFIGS = dict.fromkeys(DATASETS, RECIPES / "reasoning_gym" / "smollm2") | {
 """Name -> its config of training without .yaml, and that of the cold start without _sft.yaml."""
 CPU_COLD_START = [
     "learner.device=cpu",
-    "learner.token_budget=512",
+    "learner.token_budget=768",
     "data.train_options.size=1024",
     "batch_size=16",
 ]
@@ -63,7 +63,7 @@ CPU_TRAINING = [
     "engine.options={device: cpu, dtype: bfloat16, max_model_len: 768}",
     "engine.max_concurrency=64",
     "learner.device=cpu",
-    "learner.token_budget=512",
+    "learner.token_budget=768",
     "data.eval_options.size=128",
     "algorithm.groups_per_step=16",
 ]
