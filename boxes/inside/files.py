@@ -12,7 +12,7 @@ TOO_LARGE = 4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import BinaryIO
+    from typing import Any, BinaryIO
 
 
 class TooLargeError(OSError):
@@ -52,7 +52,8 @@ def send(stream: BinaryIO, source: str, max_bytes: int) -> bool:
     Links and special files are left out. Raises `OSError`, and `TooLargeError` if the archive has more bytes.
     """
     is_directory = os.path.isdir(source)
-    with tarfile.open(fileobj=_Limited(stream, max_bytes), mode="w|") as archive:
+    limited: Any = _Limited(stream, max_bytes)  # the archive calls nothing but write
+    with tarfile.open(fileobj=limited, mode="w|") as archive:
         if is_directory:
             _add_content(archive, source, "")
         else:
