@@ -60,7 +60,7 @@ CPU_COLD_START = [
 """With --cpu: 64 updates, as on a GPU, on fewer conversations."""
 CPU_TRAINING = [
     "engine.name=hf",
-    "engine.options={device: cpu, dtype: bfloat16, max_model_len: 768}",
+    "engine.options={device: cpu, dtype: bfloat16, max_model_len: 768, max_slots: 64}",
     "engine.max_concurrency=64",
     "learner.device=cpu",
     "learner.token_budget=768",
