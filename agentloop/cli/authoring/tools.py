@@ -206,7 +206,7 @@ def index_corpus(
     files = index.iterdir() if index.is_dir() else [index]
     size = sum(file.stat().st_size for file in files) / 1e6
     passages = "1 passage" if count == 1 else f"{count:,} passages"
-    Console().print(f"{index}: {passages}, {size:.1f} MB", markup=False, highlight=False)
+    Console().print(f"{index}: {passages}, {size:.1f} MB", markup=False, highlight=False, soft_wrap=True)
 
 
 async def _call(toolset: Toolset, call: ToolCall, task: dict[str, Any], images: list[Any]) -> ToolResult:
