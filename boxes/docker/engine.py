@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -189,13 +190,31 @@ class BoxEngine:
 
         Returns whether it is a directory, and its name in the stream.
         """
-        with _raising_box_errors(box):
-            chunks, found = call(self._api.get_archive, box, path, chunk_size=_CHUNK)
-            for chunk in chunks:
+        with _raising_box_errors(box), closing(call(self._open_archive, box, path)) as archive:
+            chunks = archive.iter_content(_CHUNK)
+            while chunk := call(next, chunks, b""):
                 target.write(chunk)
                 if target.tell() > 2 * max_bytes + _CHUNK:  # with headers; `unpack` counts exactly
                     raise BoxError(f"{path} of the box is larger than {max_bytes} bytes, so it was not copied.")
+            found = json.loads(base64.b64decode(archive.headers["X-Docker-Container-Path-Stat"]))
             return bool(int(found["mode"]) & _DIRECTORY), str(found["name"])
+
+    def _open_archive(self, box: str, path: str) -> Any:
+        """Return a response with a tar stream of a path. Until it is closed, the engine keeps other calls waiting.
+
+        `APIClient.get_archive` does not close it if the stream is not read to its end.
+        """
+        import docker
+        import requests
+
+        url = f"{self._api.base_url}/v{self._api.api_version}/containers/{box}/archive"
+        headers = {"Accept-Encoding": "identity"}
+        response = self._api.get(url, params={"path": path}, headers=headers, stream=True, timeout=self._api.timeout)
+        try:
+            response.raise_for_status()
+        except requests.HTTPError as error:
+            docker.errors.create_api_error_from_http_exception(error)  # raises
+        return response
 
     def check_runs(self, box: str) -> None:
         """Raise `BoxLostError` if a box has ended, `BoxError` if the engine does not answer."""
