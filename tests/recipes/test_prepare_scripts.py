@@ -27,6 +27,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(recipe, capsys, monkeypatc
     def unreachable(name: str, *args: object, **options: object) -> None:
         raise ConnectionError("Couldn't reach it on the Hub")
 
+    monkeypatch.delitem(sys.modules, f"agentloop.recipes.{recipe}.prepare", raising=False)  # runpy warns of it
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     monkeypatch.setattr(sys, "argv", ["prepare", str(tmp_path / "data")])
     with pytest.raises(SystemExit) as ended:
