@@ -57,5 +57,6 @@ def test_a_sub_agent_is_a_conversation_of_its_own(name, program_of):
     ]
     assert sorted(kinds) == sorted(["main", "sub-agent", *titles])
     turns = dict(zip(kinds, (stream.num_turns for stream in streams), strict=True))
-    assert turns["main"] == len(START[name]) + 1
+    # On a busy machine codex may hear of the sub-agent's end after its own, and asks once more.
+    assert len(START[name]) + 1 <= turns["main"] <= len(START[name]) + 1 + (name == "codex")
     assert turns["sub-agent"] == len(SCRIPTS[name]) + 1
