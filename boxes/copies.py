@@ -47,6 +47,16 @@ def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
+def archive_limit(max_bytes: int) -> int:
+    """Return the length at which reading an archive stops: `max_bytes` and its headers. `unpack` counts exactly."""
+    return 2 * max_bytes + (1 << 20)
+
+
+def too_large(source: str, max_bytes: int) -> BoxError:
+    """Return the error for a file or directory of a box with more than `max_bytes`."""
+    return BoxError(f"{source} of the box is larger than {max_bytes} bytes, so it was not copied.")
+
+
 def unpack(stream: IO[bytes], source: str, target: Path, max_bytes: int, *, is_file: bool, below: str = "") -> None:
     """Unpack the stream that a box sent for `source`. Nothing in it is trusted. Raises `BoxError`.
 
@@ -63,7 +73,7 @@ def unpack(stream: IO[bytes], source: str, target: Path, max_bytes: int, *, is_f
             for count, member in enumerate(archive):
                 total += member.size
                 if total > max_bytes or count > _MOST_FILES:
-                    raise BoxError(f"{source} of the box is larger than {max_bytes} bytes, so it was not copied.")
+                    raise too_large(source, max_bytes)
                 name = _inside(member.name, below)
                 if is_file and (content := archive.extractfile(member)) is not None:
                     with target.open("wb") as file:

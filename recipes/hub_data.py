@@ -1,4 +1,4 @@
-"""What `prepare` scripts share: their argument, datasets of the Hugging Face hub, and files of JSON lines."""
+"""Shared code of the `prepare` scripts: read the folder argument, download datasets, write files of JSON lines."""
 
 from __future__ import annotations
 

@@ -105,9 +105,8 @@ def stages(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     cold, warm = folder / "cold-start", folder / "run"
     started = time.perf_counter()
     cold_config = str(CONFIGS[given.name]) + "_sft.yaml"
-    options = [f"model={given.model.absolute()}", f"eval.rollout={training}", *sft_options]
-    options += [*cpu_cold_start, *given.sft]
-    run(given.seconds, "sft", cold_config, *shared, f"run.folder={cold}", *options)
+    options = [f"model={given.model.absolute()}", f"eval.rollout={training}", *sft_options, *cpu_cold_start]
+    run(given.seconds, "sft", cold_config, *shared, f"run.folder={cold}", *options, *given.sft)
     cold_seconds = time.perf_counter() - started
     left = given.seconds - cold_seconds
     run(left, "train", str(training), *shared, f"model={cold}", f"run.folder={warm}", "run.save_trajectories=0")

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from agentloop.boxes.copies import pack_tree
+from agentloop.boxes.copies import archive_limit, pack_tree, too_large
 from agentloop.boxes.images.store import BUILTIN, ImageStore
 from agentloop.boxes.interface.box import BoxError, BoxLostError
 from agentloop.boxes.interface.spec import BoxSpec, Image
@@ -194,8 +194,8 @@ class BoxEngine:
             chunks = archive.iter_content(_CHUNK)
             while chunk := call(next, chunks, b""):
                 target.write(chunk)
-                if target.tell() > 2 * max_bytes + _CHUNK:  # with headers; `unpack` counts exactly
-                    raise BoxError(f"{path} of the box is larger than {max_bytes} bytes, so it was not copied.")
+                if target.tell() > archive_limit(max_bytes):
+                    raise too_large(path, max_bytes)
             found = json.loads(base64.b64decode(archive.headers["X-Docker-Container-Path-Stat"]))
             return bool(int(found["mode"]) & _DIRECTORY), str(found["name"])
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from agentloop.boxes.copies import pack, unpack
+from agentloop.boxes.copies import archive_limit, pack, too_large, unpack
 from agentloop.boxes.interface.box import BoxError, BoxLostError, BoxResult, OnOutput
 from agentloop.boxes.interface.spec import BoxSpec
 from agentloop.boxes.remote.connection import DaemonConnection, DaemonDownError
@@ -144,10 +144,8 @@ class RemoteBox:
                 async with self.daemon.stream("GET", self._path("files"), params=params) as answer:
                     async for piece in answer.aiter_raw():
                         await asyncio.to_thread(stream.write, piece)
-                        if stream.tell() > 2 * max_bytes + (1 << 20):  # with headers; `unpack` counts exactly
-                            raise BoxError(
-                                f"{source} of the box is larger than {max_bytes} bytes, so it was not copied."
-                            )
+                        if stream.tell() > archive_limit(max_bytes):
+                            raise too_large(source, max_bytes)
             except (DaemonDownError, BoxLostError) as error:
                 raise await self._why(error) from error
             below = bytes.fromhex(answer.headers["x-below"]).decode()

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from agentloop.boxes.copies import pack, unpack
+from agentloop.boxes.copies import archive_limit, pack, too_large, unpack
 from agentloop.boxes.inside.files import SINGLE_FILE, TOO_LARGE
 from agentloop.boxes.interface.archives import SentArchive
 from agentloop.boxes.interface.box import BoxError, BoxLostError, BoxResult, OnOutput
@@ -146,10 +146,9 @@ class RootfsBox:
 
     async def send_archive(self, source: str, stream: IO[bytes], max_bytes: int) -> SentArchive:
         """Write a file, or the content of a directory, as a tar archive (`ArchiveBox`)."""
-        # The archive also has headers; `unpack` counts exactly.
-        code = await self._transfer("send", source, stream.fileno(), max_bytes=2 * max_bytes + (1 << 20))
+        code = await self._transfer("send", source, stream.fileno(), max_bytes=archive_limit(max_bytes))
         if code == TOO_LARGE:
-            raise BoxError(f"{source} of the box is larger than {max_bytes} bytes, so it was not copied.")
+            raise too_large(source, max_bytes)
         return SentArchive(is_file=code == SINGLE_FILE)
 
     async def _transfer(self, op: str, path: str, stream: int, **fields: int) -> int:

@@ -54,7 +54,7 @@ class Editor(ScriptedEngine):
         if TITLE in prompt:
             return "A title"
         number = prompt.count("<|im_start|>assistant") - 1
-        if number >= len(self.script):  # more if a program asks again after the end
+        if number == len(self.script):
             return "I replaced it."
         return self.call(number, prompt)
 

@@ -39,6 +39,8 @@ class Delegator(Editor):
         return self.sub_agent.turn_after(prompt) if TASK in asked else super().turn_after(prompt)
 
     def call(self, number, prompt):
+        if number > len(self.script):  # codex asks once more if it hears late of the sub-agent's end
+            return "I replaced it."
         started = re.search(r'"agent_id": ?"([^"]+)"', prompt)
         return super().call(number, prompt).replace("AGENT", started[1] if started else "AGENT")
 
@@ -57,6 +59,5 @@ def test_a_sub_agent_is_a_conversation_of_its_own(name, program_of):
     ]
     assert sorted(kinds) == sorted(["main", "sub-agent", *titles])
     turns = dict(zip(kinds, (stream.num_turns for stream in streams), strict=True))
-    # On a busy machine codex may hear of the sub-agent's end after its own, and asks once more.
     assert len(START[name]) + 1 <= turns["main"] <= len(START[name]) + 1 + (name == "codex")
     assert turns["sub-agent"] == len(SCRIPTS[name]) + 1
