@@ -126,6 +126,8 @@ async def _measure(args: argparse.Namespace, settings: dict[str, Any], device: s
         "dtype": args.dtype,
         "max_model_len": longest,
         "gpu_memory_utilization": 0.4,
+        # Without a size vLLM measures free memory, and ends if another program frees some meanwhile.
+        **({"kv_cache_memory_bytes": 4 << 30} if device == "cuda" else {}),
         "worker_extension_cls": "benchmarks.rollout.logprob_gap.SwitchedHead",
         **settings,
     }

@@ -77,6 +77,8 @@ def by_transformers(model: str, prompts: list[list[int]], dtype: str) -> list[li
 def by_serve(model: str, prompts: list[list[int]], dtype: str, memory: float) -> list[list[int]]:
     """Sample with `vllm serve` in a process of its own."""
     options = {"dtype": dtype, "max_model_len": 1024, "enforce_eager": True, "gpu_memory_utilization": memory}
+    if torch.cuda.is_available():
+        options["kv_cache_memory_bytes"] = 4 << 30  # vLLM does not measure free memory, so others may use the GPU
     answers = []
     with tempfile.TemporaryDirectory() as folder, vllm_server(model, options, Path(folder) / "serve.log") as client:
         for prompt in prompts:
