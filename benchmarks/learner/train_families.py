@@ -7,7 +7,7 @@ Each system runs in a process of its own. `agentloop` is the learner, and settin
 comma. `packed` is a loop over transformers' own model with the learner's attention kernel and rows, the recurrence and
 convolution of flash-linear-attention, the LM head at trained positions alone, fused AdamW and gradient checkpointing.
 `padded` is that loop with padded batches of sequences of similar length and sdpa, or plain torch for gpt-oss, which has
-no other attention there.
+no other attention there. Both compute each layer again in the backward pass; `packed,checkpointing=off` keeps all instead.
 MFU counts the necessary FLOPs (`families.flops`). Weights are random, so this shows speed and memory, not quality.
 """
 
@@ -81,7 +81,7 @@ def _use_kernels(model: nn.Module) -> None:
 class PlainLoop:
     """The training loop that one would write around transformers."""
 
-    def __init__(self, *, padded: bool, args: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, *, padded: bool, checkpointing: bool, args: argparse.Namespace, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
 
         self._padded, self._budget, self._device = padded, args.token_budget, torch.device(args.device)
@@ -90,7 +90,9 @@ class PlainLoop:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation=name)
         if importlib.util.find_spec("fla"):
             _use_kernels(self.model)
-        self.model.to(self._device).train().gradient_checkpointing_enable({"use_reentrant": False})
+        self.model.to(self._device).train()
+        if checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
 
     def step(self, batch: TrainBatch) -> None:
@@ -145,12 +147,12 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
     batch = batch_of(lengths, args.trained, vocab=config.vocab_size)
     is_cuda, seconds = args.device == "cuda", []
     try:
-        is_learner = system.startswith("agentloop")
-        run = (
-            learner_step(system, args, folder)
-            if is_learner
-            else PlainLoop(padded=system == "padded", args=args, folder=folder).step
-        )
+        if system.startswith("agentloop"):
+            run = learner_step(system, args, folder)
+        else:
+            name, _, setting = system.partition(",")
+            assert name in ("packed", "padded") and setting in ("", "checkpointing=off"), system
+            run = PlainLoop(padded=name == "padded", checkpointing=not setting, args=args, folder=folder).step
         for number in range(args.steps + 2):
             if number == 2 and is_cuda:
                 torch.cuda.reset_peak_memory_stats()

@@ -28,6 +28,8 @@ from benchmarks.vllm_server import vllm_server
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2"
 TOKENS = 96
+TURN_END = "<|im_end|>"
+"""Last token of a turn in the recipe's chat template."""
 
 
 def prompts_of(model: str, tasks: Path, count: int) -> tuple[list[list[int]], int]:
@@ -42,7 +44,7 @@ def prompts_of(model: str, tasks: Path, count: int) -> tuple[list[list[int]], in
         )
         for row in rows
     ]
-    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts], tokenizer.eos_token_id
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts], tokenizer.convert_tokens_to_ids(TURN_END)
 
 
 async def by_engine(name: str, model: str, prompts: list[list[int]], options: dict[str, Any]) -> list[list[int]]:

@@ -52,6 +52,7 @@ def write_model(folder: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         except ImportError as error:
             raise UserError("transformers needs gguf to read the weights: pip install gguf.") from error
+    tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"  # transformers 5.17 takes <|im_start|> for the end
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
