@@ -12,18 +12,26 @@ from pathlib import Path
 
 _OWNER = ".owner"
 """File with the label of the process that made a folder with a short name."""
+_LONGEST = 107
+"""Bytes of the path of a Unix socket (unix(7))."""
+_RANDOM = 8
+"""Bytes that `tempfile.mkdtemp` adds to a name."""
 
 
-def make(prefix: str, below: str | os.PathLike[str] | None = None) -> Path:
+def make(prefix: str, below: str | os.PathLike[str] | None = None, *, longest_socket: int = 0) -> Path:
     """Create a temporary folder of this process below `below` (default: the system's); the caller must remove it.
 
-    Folders with the same prefix whose owners are dead are removed first.
+    `longest_socket`: the most bytes in the name of a socket inside. If its path were too long for the kernel, the
+    folder is made in /tmp. Folders with the same prefix whose owners are dead are removed first.
     """
     top = Path(below or tempfile.gettempdir())
+    name = f"{prefix}{own_label().replace(' ', '-')}-"
+    if longest_socket and len(os.fsencode(top / name)) + _RANDOM + 1 + longest_socket > _LONGEST:
+        top = Path("/tmp")
     for folder in top.glob(f"{prefix}*-*-*-*"):
         if is_dead(" ".join(folder.name.removeprefix(prefix).split("-")[:3])):
             shutil.rmtree(folder, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{prefix}{own_label().replace(' ', '-')}-", dir=top))
+    return Path(tempfile.mkdtemp(prefix=name, dir=top))
 
 
 @contextmanager

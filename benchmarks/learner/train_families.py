@@ -7,7 +7,7 @@ Each system runs in a process of its own. `agentloop` is the learner, and settin
 comma. `packed` is a loop over transformers' own model with the learner's attention kernel and rows, the recurrence and
 convolution of flash-linear-attention, the LM head at trained positions alone, fused AdamW and gradient checkpointing.
 `padded` is that loop with padded batches of sequences of similar length and sdpa, or plain torch for gpt-oss, which has
-no other attention there. Both compute each layer again in the backward pass; `packed,checkpointing=off` keeps all instead.
+no other attention there. Both compute each layer again in the backward pass; with `packed,checkpointing=off` none.
 MFU counts the necessary FLOPs (`families.flops`). Weights are random, so this shows speed and memory, not quality.
 """
 
@@ -151,7 +151,8 @@ def measure(system: str, args: argparse.Namespace) -> dict[str, Any]:
             run = learner_step(system, args, folder)
         else:
             name, _, setting = system.partition(",")
-            assert name in ("packed", "padded") and setting in ("", "checkpointing=off"), system
+            assert name in ("packed", "padded"), system
+            assert setting in ("", "checkpointing=off"), system
             run = PlainLoop(padded=name == "padded", checkpointing=not setting, args=args, folder=folder).step
         for number in range(args.steps + 2):
             if number == 2 and is_cuda:

@@ -44,7 +44,8 @@ def prompts_of(model: str, tasks: Path, count: int) -> tuple[list[list[int]], in
         )
         for row in rows
     ]
-    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts], tokenizer.convert_tokens_to_ids(TURN_END)
+    prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return prompts, tokenizer.convert_tokens_to_ids(TURN_END)
 
 
 async def by_engine(name: str, model: str, prompts: list[list[int]], options: dict[str, Any]) -> list[list[int]]:

@@ -40,6 +40,7 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_IMAGE = "agentloop-sandbox"
 _SOCKET = "socket"
+_LONGEST_SOCKET = len(f"tmp12345678/{_SOCKET}")
 _FOLDER = "agentloop-docker-"
 _SETUP_SECONDS = 60.0
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -115,7 +116,7 @@ class Docker(PooledSandbox):
         except (SandboxError, UserError) as error:
             raise self._unavailable(str(error)) from error
         try:
-            self._folder = await asyncio.to_thread(owned_folders.make, _FOLDER)
+            self._folder = await asyncio.to_thread(owned_folders.make, _FOLDER, longest_socket=_LONGEST_SOCKET)
         except OSError as error:
             raise self._unavailable(f"its folder cannot be made: {error}.") from error
         self._creating = asyncio.Semaphore(os.cpu_count() or 1)

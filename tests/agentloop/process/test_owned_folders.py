@@ -1,7 +1,10 @@
 """Folders of a process that was killed are removed by the next one; nobody else's are."""
 
+import shutil
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +44,20 @@ def test_owners_elsewhere_are_left_alone(tmp_path):
     mine = owned_folders.make("agentloop-x-", tmp_path)
     assert mine.name.startswith(f"agentloop-x-{namespace}-{pid}-{started}-")
     assert sorted(tmp_path.iterdir()) == sorted([elsewhere, mine])
+
+
+def test_a_folder_for_sockets_is_in_tmp_if_their_paths_would_be_too_long(tmp_path):
+    deep = tmp_path / ("y" * 60)
+    deep.mkdir(parents=True)
+    folder = owned_folders.make("agentloop-x-", deep, longest_socket=36)
+    try:
+        assert folder.parent == Path("/tmp")
+        listener = socket.socket(socket.AF_UNIX)
+        with listener:
+            listener.bind(f"{folder}/{'s' * 36}")
+    finally:
+        shutil.rmtree(folder)
+    assert owned_folders.make("agentloop-x-", deep).parent == deep
 
 
 BLOCK = """
