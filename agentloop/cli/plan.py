@@ -35,7 +35,7 @@ def plan(
     ] = 0,
     backend: Annotated[Literal["fsdp", "megatron", "all"], typer.Option(help="Learner backends to try.")] = "all",
     mean_tokens: Annotated[
-        float | None, typer.Option(help="Mean tokens of an episode; default: half of limits.max_tokens.")
+        float | None, typer.Option(min=1, help="Mean tokens of an episode; default: half of limits.max_tokens.")
     ] = None,
     sampled: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="Fraction of the tokens that the model samples.")

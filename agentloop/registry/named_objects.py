@@ -57,13 +57,18 @@ def name_of(thing: Any) -> Any:
 
 def registered(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group, sorted by name, without importing any."""
-    return _scan(group, tuple(sys.path))
+    return {entry.name: entry for entry in _scan(group, tuple(sys.path))}
+
+
+def registrations(group: str, name: str) -> list[EntryPoint]:
+    """Return the entry points with this name; there are several if packages chose the same name."""
+    return [entry for entry in _scan(group, tuple(sys.path)) if entry.name == name]
 
 
 @lru_cache(maxsize=16)
-def _scan(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+def _scan(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Read the metadata of every package on the path; cached, because it takes about 20 ms."""
-    return {entry.name: entry for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
+    return tuple(sorted(entry_points(group=group), key=lambda entry: entry.name))
 
 
 def _import(name: str, what: str) -> ModuleType:

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 
 from agentloop.errors import UserError, nearest, raised
 from agentloop.registry.extras import naming_extras
-from agentloop.registry.named_objects import load_object, registered
+from agentloop.registry.named_objects import load_object, registered, registrations
 
 T = TypeVar("T")
 
@@ -63,6 +63,7 @@ class Registry(Generic[T]):
                 return cast(T, found)
             name = name.rpartition(":")[2]
             self.check(name)
+        self._check_unique(name)
         if name not in self._entries:
             return cast(T, _load_entry_point(self.entry_points()[name], self._kind))
         entry = self._entries[name]
@@ -79,6 +80,20 @@ class Registry(Generic[T]):
                 f"{', '.join(offered) or 'none are registered'}{own}."
             )
         return name
+
+    def _check_unique(self, name: str) -> None:
+        """Raise `UserError` if packages use the name for different objects: one would hide the other in silence."""
+        found = registrations(self._group, name) if self._group is not None else []
+        objects = {entry.value: package_of(entry) for entry in found}
+        if name in self._entries:
+            entry = self._entries[name]
+            objects[entry if isinstance(entry, str) else name] = "agentloop"
+        if len(objects) > 1:
+            packages = ", ".join(f"{package} ({value})" for value, package in objects.items())
+            raise UserError(
+                f"Several packages register the {self._kind} {name!r}: {packages}. Rename it in your package, "
+                f"uninstall a package that you do not need, or set {self._key} to 'package.module:name'."
+            )
 
     def entry_points(self) -> dict[str, EntryPoint]:
         """Return the entry points that installed packages registered, by name."""

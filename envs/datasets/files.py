@@ -50,12 +50,20 @@ def folder_rows(folder: Path) -> RawRows:
 def _jsonl_rows(path: Path) -> RawRows:
     open_text = gzip.open if path.suffix == ".gz" else open
     try:
-        with open_text(path, "rt", encoding="utf-8") as lines:
+        with open_text(path, "rt", encoding="utf-8-sig") as lines:  # some editors begin files with a byte order mark
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield f"{path}, line {number}", _json_line(line, f"{path}, line {number}")
-    except (EOFError, zlib.error, UnicodeDecodeError, gzip.BadGzipFile) as error:
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"The dataset file {path} cannot be read: {error}. Check that it is complete.") from error
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> UserError:
+    return UserError(
+        f"The dataset file {path} cannot be read: it is not UTF-8 text ({error.reason}). Save it as UTF-8."
+    )
 
 
 def _json_line(line: str, where: str) -> object:
@@ -72,6 +80,8 @@ def _json_rows(path: Path) -> RawRows:
     try:
         text = path.read_text(encoding="utf-8-sig")
         rows = json.loads(text) if text.lstrip().startswith("[") else None
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
     except ValueError as error:
         raise UserError(f"The dataset file {path} cannot be read: {error}. Check that it is complete.") from error
     if rows is None:
@@ -94,7 +104,9 @@ def _csv_rows(path: Path) -> RawRows:
                         f"{', '.join(reader.fieldnames or ())}. Quote values that contain commas or line ends."
                     )
                 yield f"{path}, row {number}", row
-    except (csv.Error, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+    except csv.Error as error:
         raise UserError(
             f"The dataset file {path} cannot be read after row {number}: {error}. Check that it is complete, or save "
             "the dataset as JSONL."
@@ -112,7 +124,7 @@ def _parquet_rows(path: Path) -> RawRows:
                 number += 1
                 yield f"{path}, row {number}", row
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"The dataset file {path} cannot be read after row {number}: {error}.") from error
+        raise _incomplete(path, number, error) from error
 
 
 def _arrow_rows(paths: list[Path]) -> RawRows:
@@ -127,7 +139,14 @@ def _arrow_rows(paths: list[Path]) -> RawRows:
                         number += 1
                         yield f"{path.parent}, row {number}", row
         except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"The dataset file {path} cannot be read after row {number}: {error}.") from error
+            raise _incomplete(path, number, error) from error
+
+
+def _incomplete(path: Path, number: int, error: Exception) -> UserError:
+    return UserError(
+        f"The dataset file {path} cannot be read after row {number}: {str(error).rstrip('.')}. Check that it is "
+        "complete: write or download it again."
+    )
 
 
 def _pyarrow(path: Path) -> Any:

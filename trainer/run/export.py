@@ -46,6 +46,11 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
     if output.exists():
         raise UserError(f"{output} exists. Export to a new folder.")
     run = RunFolder(root)
+    if not run.config_file.is_file():
+        raise UserError(
+            f"{root} is not the folder of a run, because it has no {run.config_file.name}. Pass the folder that "
+            "`agentloop train` or `agentloop sft` printed at its start."
+        )
     chosen = _chosen(run, step)
     config = load_training_config(run.config_file)
     state = run.checkpoints / step_name(chosen) / "learner"
@@ -56,7 +61,15 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
     changes["lr_schedule"] = "constant"  # nothing is trained
     if dtype is not None:
         changes["save_dtype"] = dtype
-    _write(config.learner, changes, state, output)
+    try:
+        _write(config.learner, changes, state, output)
+    except UserError as error:
+        if state.is_dir():
+            raise
+        raise UserError(
+            f"The run in {root} removed the checkpoint of step {chosen} while it was exported. Export again, or resume "
+            "the run with a larger run.keep_last."
+        ) from error
     return chosen
 
 
@@ -85,8 +98,8 @@ def _chosen(run: RunFolder, step: int | None) -> int:
     steps = checkpoint_steps(run.checkpoints)
     if not steps:
         raise UserError(
-            f"{run.root} has no checkpoint and no trained model: the run ended before its first checkpoint. Run it "
-            "again, with a smaller run.save_every."
+            f"{run.root} has no checkpoint and no trained model yet. Wait until a running run saves one; if the run "
+            "ended before, start it again with a smaller run.save_every."
         )
     if step is None:
         return steps[-1]

@@ -55,7 +55,7 @@ def find(name: str) -> Gpu:
     base, _, size = name.partition(":")
     known = {key.lower(): gpu for key, gpu in KNOWN.items()}
     gpu = known.get(base.lower())
-    if gpu is None or (size and not size.replace(".", "", 1).isdigit()):
+    if gpu is None or (size and not (size.replace(".", "", 1).isdecimal() and float(size) > 0)):
         raise UserError(
             f"Unknown GPU {name!r}.{nearest(base, KNOWN)} Known: {', '.join(KNOWN)}. Add a memory size in GiB as in "
             "H200:100."

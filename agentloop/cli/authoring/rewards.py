@@ -70,7 +70,9 @@ def try_reward(
     except AgentLoopError:
         raise
     except Exception as error:  # the reward may raise anything
-        typer.echo(f"The reward {function.name!r} raised {raised(error)}.", err=True)
+        unset = config is None and task is None and data is None
+        hint = " Neither --task nor --data sets the row: pass one if the reward reads columns." if unset else ""
+        typer.echo(f"The reward {function.name!r} raised {raised(error)}.{hint}", err=True)
         raise typer.Exit(1) from error
     turn_rewards = sum(judgement.turn_rewards)
     lines = {"reward": judgement.reward + turn_rewards, **judgement.metrics}

@@ -1,12 +1,14 @@
 """The model of any checkpoint leaves a run, and a rollout of a run plays the model that the run trained."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from agentloop.cli import main
+from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +66,21 @@ def test_export_refuses_unknown_steps_existing_folders_and_folders_of_no_run(run
     assert "It has checkpoints of steps 1, 2, 3" in " ".join(capsys.readouterr().err.split())
     assert agentloop("export", run, run) == 2
     assert "Export to a new folder" in capsys.readouterr().err
-    assert agentloop("export", sums / "data", sums / "out") == 2
-    assert "no checkpoint" in capsys.readouterr().err
+    assert agentloop("export", run / "checkpoints", sums / "out") == 2
+    assert "is not the folder of a run" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_checkpoint_that_a_running_run_removes_during_the_export_is_explained(run, sums, monkeypatch, capsys):
+    load = FsdpLearner.load_weights
+
+    def removed(learner, state):
+        shutil.rmtree(state.parent)
+        load(learner, state)
+
+    monkeypatch.setattr(FsdpLearner, "load_weights", removed)
+    assert agentloop("export", run, sums / "out") == 2
+    assert "removed the checkpoint of step 3 while it was exported" in " ".join(capsys.readouterr().err.split())
+    assert not (sums / "out").exists()
 
 
 def test_a_rollout_of_a_run_plays_its_trained_model_and_names_it(run, sums, capsys):

@@ -63,6 +63,8 @@ def test_plan_as_json_has_every_layout_with_its_settings(capsys):
     ("arguments", "message"),
     [
         (["--gpu", "H20000"], "Did you mean 'H200'"),
+        (["--gpu", "H200:0"], "Unknown GPU 'H200:0'"),
+        (["--mean-tokens", -5], "Invalid value for '--mean-tokens'"),
         (["--gpus", 2, "--engine-gpus", 2], "leaves none of 2 GPUs to train on"),
         (["model=./nowhere"], "There is no model folder"),
     ],

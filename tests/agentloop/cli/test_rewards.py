@@ -77,6 +77,8 @@ def test_a_row_that_cannot_be_judged_exits_with_1():
     result = run("rewards", "try", "exact", "42")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "The reward 'exact' raised LookupError: the row has no 'answer' column" in result.stderr
+    assert "Neither --task nor --data sets the row" in result.stderr
+    assert "Neither" not in run("rewards", "try", "exact", "42", "--task", "{}").stderr
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
+import json
+
 import numpy as np
 import pytest
 
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
+from agentloop.registry.registry import Registry
 from agentloop.trainer import advantages
 from agentloop.trainer.run.checks import check_trainable
+from tests.support.installed import install
 
 _FILE = """
 from agentloop.trainer import advantages
@@ -33,6 +37,18 @@ def test_a_name_that_a_file_does_not_register_is_reported(tmp_path):
         advantages.get(f"{tmp_path}/mine.py:unregistered")
     with pytest.raises(UserError, match="There is no file"):
         advantages.get(f"{tmp_path}/yours.py:best")
+
+
+def test_a_name_of_two_packages_is_refused_because_one_would_hide_the_other(tmp_path, monkeypatch):
+    install(tmp_path, "agentloop.examples", jump="json:loads", walk="json:dumps", run="json:loads")
+    entries = {"jump": "json:dumps", "walk": "json:dumps"}
+    registry = Registry("example", "env.example", entries, group="agentloop.examples")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"Several packages register the example 'jump': example \(json:loads\), agent"):
+        registry.get("jump")
+    assert registry.get("walk") is json.dumps  # both name the same object
+    assert registry.get("run") is json.loads
+    assert registry.get("json:loads") is json.loads
 
 
 def test_paths_in_a_config_start_at_its_folder(tmp_path):

@@ -25,6 +25,30 @@ def test_jsonl_rows_in_order_with_blank_lines_skipped(tmp_path):
     assert rows[1]["answer"] == 2
 
 
+def test_a_byte_order_mark_at_the_start_of_jsonl_is_skipped(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "a"}\n', encoding="utf-8-sig")
+    assert load_dataset(str(path))[0]["prompt"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("d.jsonl", '{"prompt": "é"}\n'), ("d.json", '[{"prompt": "é"}]'), ("d.csv", "prompt\né\n")],
+)
+def test_text_of_another_encoding_is_named(name, text, tmp_path):
+    (tmp_path / name).write_text(text, encoding="latin-1")
+    with pytest.raises(UserError, match=r"it is not UTF-8 text .*Save it as UTF-8"):
+        load_dataset(str(tmp_path / name))
+
+
+def test_a_cut_parquet_file_is_named_with_a_fix(tmp_path):
+    path = tmp_path / "d.parquet"
+    parquet.write_table(pa.table({"prompt": ["a"]}), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"d\.parquet cannot be read after row 0: .*[^.]\. Check that it is complete"):
+        load_dataset(str(path))
+
+
 def test_gzipped_jsonl_is_read(tmp_path):
     path = tmp_path / "d.jsonl.gz"
     with gzip.open(path, "wt") as file:

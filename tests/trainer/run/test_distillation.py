@@ -56,11 +56,11 @@ def config(sums, teacher, *overrides):
 
 async def test_a_model_reaches_its_later_checkpoint(sums, checkpoints):
     student, teacher = checkpoints
-    settings = [f"model={student}", "learner.lr=6e-3", "learner.lr_schedule=cosine", "run.steps=60", "env.reward=null"]
+    settings = [f"model={student}", "learner.lr=6e-3", "learner.lr_schedule=cosine", "run.steps=90", "env.reward=null"]
     folder = await train(config(sums, teacher, *settings, "algorithm.groups_per_step=4"), sums / "run")
     kl = [line["distillation/reverse_kl"] for line in folder.read_metrics()]
     assert np.mean(kl[:3]) > 0.5
-    assert np.mean(kl[-8:]) < 0.05
+    assert np.mean(kl[-8:]) < 0.1 * np.mean(kl[:3])
 
 
 async def test_rewards_and_the_teacher_mix_in_every_mode(sums, checkpoints):
