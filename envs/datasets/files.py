@@ -23,9 +23,14 @@ RawRows = Iterator[tuple[str, object]]
 
 def file_rows(path: Path) -> RawRows:
     """Read a file with one of `SUFFIXES`. Raises `UserError` if it is not readable."""
-    if path.name.endswith(JSONL_SUFFIXES):
-        return _jsonl_rows(path)
-    return {".json": _json_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}[path.suffix](path)
+    readers = {".json": _json_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}
+    read = _jsonl_rows if path.name.endswith(JSONL_SUFFIXES) else readers[path.suffix]
+    try:
+        yield from read(path)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"The dataset file {path} cannot be read: it is not UTF-8 text ({error.reason}). Save it as UTF-8."
+        ) from error
 
 
 def folder_rows(folder: Path) -> RawRows:
@@ -54,16 +59,8 @@ def _jsonl_rows(path: Path) -> RawRows:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield f"{path}, line {number}", _json_line(line, f"{path}, line {number}")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"The dataset file {path} cannot be read: {error}. Check that it is complete.") from error
-
-
-def _not_utf8(path: Path, error: UnicodeDecodeError) -> UserError:
-    return UserError(
-        f"The dataset file {path} cannot be read: it is not UTF-8 text ({error.reason}). Save it as UTF-8."
-    )
 
 
 def _json_line(line: str, where: str) -> object:
@@ -77,11 +74,9 @@ def _json_line(line: str, where: str) -> object:
 
 def _json_rows(path: Path) -> RawRows:
     """Read a file that is a list of rows, or JSON lines."""
+    text = path.read_text(encoding="utf-8-sig")
     try:
-        text = path.read_text(encoding="utf-8-sig")
         rows = json.loads(text) if text.lstrip().startswith("[") else None
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
     except ValueError as error:
         raise UserError(f"The dataset file {path} cannot be read: {error}. Check that it is complete.") from error
     if rows is None:
@@ -104,8 +99,6 @@ def _csv_rows(path: Path) -> RawRows:
                         f"{', '.join(reader.fieldnames or ())}. Quote values that contain commas or line ends."
                     )
                 yield f"{path}, row {number}", row
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
     except csv.Error as error:
         raise UserError(
             f"The dataset file {path} cannot be read after row {number}: {error}. Check that it is complete, or save "

@@ -66,6 +66,10 @@ def test_export_refuses_unknown_steps_existing_folders_and_folders_of_no_run(run
     assert "It has checkpoints of steps 1, 2, 3" in " ".join(capsys.readouterr().err.split())
     assert agentloop("export", run, run) == 2
     assert "Export to a new folder" in capsys.readouterr().err
+    (sums / "begun").mkdir()
+    shutil.copy(run / "config.yaml", sums / "begun")
+    assert agentloop("export", sums / "begun", sums / "out") == 2
+    assert "no checkpoint" in capsys.readouterr().err
     assert agentloop("export", run / "checkpoints", sums / "out") == 2
     assert "is not the folder of a run" in " ".join(capsys.readouterr().err.split())
 

@@ -72,13 +72,11 @@ def test_an_interrupted_run_resumes_to_the_weights_of_an_uninterrupted_one(answe
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_two_ranks_train_what_one_trains(answers, method):
-    one = run(answers, "one", method=method)
-    two = run(answers, "two", "learner.ranks=2", method=method)
+    # Gradients of the common prompt of a DPO pair nearly cancel: with a small eps Adam enlarges what rounding leaves.
+    one = run(answers, "one", "learner.eps=1e-3", method=method)
+    two = run(answers, "two", "learner.eps=1e-3", "learner.ranks=2", method=method)
     assert not ray.is_initialized()
-    after, other = weights(one), weights(two)
-    for name, start in load_file(answers / "model" / "model.safetensors").items():
-        # Gradients of the common prompt of a DPO pair nearly cancel, and Adam enlarges what rounding leaves of some.
-        assert (other[name] - after[name]).norm() <= 5e-3 * (after[name] - start).norm(), name
+    assert_same(one, two, rtol=1e-4, atol=1e-5)
     for alone, together in zip(one.read_metrics(), two.read_metrics(), strict=True):
         assert together["learner/loss"] == pytest.approx(alone["learner/loss"], rel=1e-4)
 
