@@ -10,6 +10,9 @@ ARGS ?=
 # Test processes. The tests of a file share one process, because they share an engine or a server.
 PROCESSES := --numprocesses 2 --dist loadfile
 
+# Most tests start processes: modules are compiled once, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo check test test-ecosystem docs lint types imports fast unit test-gpu clean
 
 demo: $(VENV)/.installed-train

@@ -22,9 +22,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -141,15 +140,31 @@ class Daemon:
         self._process.wait()
 
 
+class RunProcess(Protocol):
+    """The part of `multiprocessing.Process` that a driver needs."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def is_alive(self) -> bool: ...
+
+    def kill(self) -> None: ...
+
+    def join(self) -> None: ...
+
+
 class Driver:
     """Process of `agentloop train`, forked from one that has done the slow imports."""
 
     def __init__(self, config: Path, folder: Path, steps: int) -> None:
         self.folder = RunFolder(folder)
-        self._arguments = ["train", str(config), f"run.folder={folder}", f"run.steps={steps}"]
+        self.arguments = ["train", str(config), f"run.folder={folder}", f"run.steps={steps}"]
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(SLOW_IMPORTS)
-        self.process: BaseProcess | None = None
+        self.process: RunProcess | None = None
 
     @property
     def num_steps(self) -> int:
@@ -164,8 +179,9 @@ class Driver:
     def start(self) -> None:
         from agentloop.cli import main
 
-        self.process = self._context.Process(target=main, args=(self._arguments,))
-        self.process.start()
+        process = self._context.Process(target=main, args=(self.arguments,))
+        process.start()
+        self.process = process
 
     def children(self, name: str = "") -> list[psutil.Process]:
         """Return descendants whose command contains the name."""
@@ -305,6 +321,7 @@ def torment(
     rng: random.Random,
     isolation: str = "slots",
     pause: float = 1.0,
+    make_driver: Callable[[Path, Path, int], Driver] = Driver,
 ) -> dict[str, Any]:
     """Make a run and kill these parts, each up to `pause` seconds after a step.
 
@@ -313,7 +330,7 @@ def torment(
     daemon = Daemon(isolation)
     try:
         config = write_recipe(folder, workers=workers, mode=mode, daemon=daemon.url)
-        chaos = Chaos(Driver(config, folder / "run", steps), daemon, rng, pause)
+        chaos = Chaos(make_driver(config, folder / "run", steps), daemon, rng, pause)
         started = time.monotonic()
         try:
             chaos.run(parts)

@@ -15,7 +15,11 @@ from typing import Any
 from agentloop.trainer.cluster import process_group
 from agentloop.trainer.cluster.process_group import Rendezvous
 
-_IMPORTED = ["agentloop.trainer.learner.fsdp.learner", "transformers.models.qwen3.modeling_qwen3"]
+_IMPORTED = [
+    "agentloop.trainer.learner.fsdp.learner",
+    "agentloop.trainer.learner.megatron.learner",
+    "transformers.models.qwen3.modeling_qwen3",
+]
 
 
 def run_on_ranks(

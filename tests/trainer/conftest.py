@@ -11,6 +11,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from tests.support.ranks import run_on_ranks as _run_on_ranks
 from tests.support.tiny import save_tiny_qwen3 as _save_tiny_qwen3
+from tests.support.warm import warm_ray as _warm_ray
 
 _SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -54,11 +55,19 @@ def steady(sums):
 
 
 @pytest.fixture(scope="module")
-def ray():
+def warm_ray():
+    """Ray's processes start at once, as forks."""
+    with _warm_ray():
+        yield
+
+
+@pytest.fixture(scope="module")
+def ray(warm_ray):
     """Ray on this machine; workers use it and do not stop it."""
     import ray
 
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as `connect` does
+    os.environ.setdefault("RAY_worker_niceness", "0")  # this and the next as `connect` does
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # it ends workers when others fill the memory
     # GPUs are numbers to Ray: nothing uses them.
     ray.init(

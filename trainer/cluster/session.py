@@ -23,6 +23,8 @@ _ENVIRONMENT = {
 _OF_OUR_HEAD = {
     # The head runs on this machine: if it does not respond for this many seconds, it is dead, and the run ends.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "15",
+    # Ray would start a process for each core before it knows what for; those of ranks need another environment.
+    "RAY_prestart_worker_first_driver": "0",
 }
 _CONNECT_SECONDS = 5.0
 WORKERS_A_CORE = 4

@@ -6,6 +6,7 @@ generators of CUDA can do this, so those of CPUs are replaced.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,18 @@ def let_generators_rewind(runner: Any) -> None:
             generator.mark()
 
     runner.sampler.register_forward_pre_hook(prepare)
+
+
+def count_ranks_without_compiling() -> None:
+    """Count the ranks of sampled tokens, which nothing reads, by plain torch.
+
+    vLLM compiles this for each engine, which needs a C++ compiler and makes the first turn wait for seconds.
+    """
+    from vllm.v1.sample import sampler
+
+    names, name = vars(sampler), "batched_count_greater_than"
+    if name in names:
+        names[name] = inspect.unwrap(names[name])
 
 
 def correct_rotary_embeddings(model: nn.Module) -> None:

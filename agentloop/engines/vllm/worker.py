@@ -123,6 +123,7 @@ class WeightReceiver:
         keep_logits_float32(self.get_model())
         if self.device.type == "cpu":
             cpu.let_generators_rewind(self.model_runner)
+            cpu.count_ranks_without_compiling()
             cpu.correct_rotary_embeddings(self.get_model())
             cpu.correct_routers(self.get_model())
 

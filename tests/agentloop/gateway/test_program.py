@@ -19,6 +19,7 @@ from agentloop.episodes.worker import RolloutWorker
 from agentloop.errors import EngineError, UserError
 from agentloop.types.requests import RolloutRequest
 from tests.support.programs_on_ray import HELLO, ROW, programs_on_ray
+from tests.support.warm import warm_ray
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ def play(renderer, ids_of):
 @pytest.fixture(scope="module")
 def ray_play(tmp_path_factory):
     """`play` on Ray workers; episodes travel to them in a file."""
-    with programs_on_ray(tmp_path_factory.mktemp("episodes")) as on_ray:
+    with warm_ray(), programs_on_ray(tmp_path_factory.mktemp("episodes")) as on_ray:
         yield on_ray
 
 

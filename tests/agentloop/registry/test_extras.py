@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -97,12 +98,13 @@ USES = {
 """A command that uses each extra."""
 
 
+installed_modules = cache(packages_distributions)  # reads the files of all packages: a second
+
+
 def modules_of(extra):
     """Return the top-level modules of the packages of an extra."""
     names = {re.match(r"[\w-]+", package)[0].lower() for package in EXTRAS[extra]}
-    installed = {
-        module for module, dists in packages_distributions().items() if names & {dist.lower() for dist in dists}
-    }
+    installed = {module for module, dists in installed_modules().items() if names & {dist.lower() for dist in dists}}
     return {module for module in installed if extra_with(module) == extra} | {name.replace("-", "_") for name in names}
 
 

@@ -4,10 +4,9 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from agentloop.trainer.cluster.rank_actor import Objects
 from agentloop.trainer.cluster.session import log_folder
 from agentloop.trainer.run.folder import RunFolder
 from tests.support.processes import descendants, wait_until_gone
+from tests.support.warm import started
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("warm_ray"), pytest.mark.slow]
 
 RANK = "ray::RankActor"
 """Beginning of the name that Ray gives the process of a rank."""
@@ -157,15 +157,8 @@ def _logs() -> str:
 
 def test_a_run_survives_its_ranks_and_leaves_no_process(sums: Path):
     """The same command is started again after each way to end it, and resumes from the last checkpoint."""
-    command = [
-        sys.executable,
-        "-c",
-        "from agentloop.cli import main; main()",
-        "train",
-        str(sums / "config.yaml"),
-        "learner.ranks=2",
-    ]
-    command += ["run.steps=9", "run.save_every=1", "run.loggers=[]", "eval.every=0", f"run.folder={sums / 'run'}"]
+    command = ["train", sums / "config.yaml", "learner.ranks=2", "run.steps=9", "run.save_every=1", "run.loggers=[]"]
+    command += ["eval.every=0", f"run.folder={sums / 'run'}"]
     ended = [_run_until(command, sums / "run", end) for end in ("interrupt", "kill", "kill rank")]
     assert all(code != 0 for code, _, _ in ended)
     _, output, seconds = ended[-1]
@@ -173,25 +166,26 @@ def test_a_run_survives_its_ranks_and_leaves_no_process(sums: Path):
     assert "Traceback" not in output
     assert "raylet" not in output
     assert seconds < 30
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not re.search("raylet|died|SIGTERM|destroy_process_group", done.stdout + done.stderr)
+    code, output = _run(command, sums / "output")
+    assert code == 0, output
+    assert not re.search("raylet|died|SIGTERM|destroy_process_group", output)
     steps = [line["step"] for line in RunFolder(sums / "run").read_metrics()]
     assert steps == list(range(1, 10))
 
 
 def test_a_learner_in_a_process_of_its_own_dies_with_a_sentence_and_resumes_to_the_same_metrics(sums: Path):
-    def command(name: str, *overrides: str) -> list[str]:
+    def command(name: str, *overrides: str) -> list[object]:
         options = ["run.steps=4", "run.save_every=1", "run.loggers=[]", "eval.every=0", f"run.folder={sums / name}"]
-        call = "from agentloop.cli import main; main()"
-        return [sys.executable, "-c", call, "train", str(sums / "config.yaml"), *options, *overrides]
+        return ["train", sums / "config.yaml", *options, *overrides]
 
-    subprocess.run(command("here"), check=True, capture_output=True, timeout=600)
+    code, output = _run(command("here"), sums / "output")
+    assert code == 0, output
     code, output, _ = _run_until(command("apart", "learner.in_process=false"), sums / "apart", "kill rank")
     assert code != 0
     assert "Learner rank 0 of 1 died on node" in " ".join(output.split())
     assert "Traceback" not in output
-    subprocess.run(command("apart", "learner.in_process=false"), check=True, capture_output=True, timeout=600)
+    code, output = _run(command("apart", "learner.in_process=false"), sums / "output")
+    assert code == 0, output
     here, apart = (_outcomes(sums / name) for name in ("here", "apart"))
     assert len(here) == 4
     assert apart == here
@@ -203,25 +197,35 @@ def _outcomes(folder: Path) -> list[dict[str, float]]:
     return [{name: line[name] for name in names if name in line} for line in RunFolder(folder).read_metrics()]
 
 
-def _run_until(command: list[str], folder: Path, end: str) -> tuple[int, str, float]:
+def _run(command: Sequence[object], output: Path) -> tuple[int, str]:
+    """Return the exit code and the output of a run."""
+    with started(command, output) as process:
+        process.join(600)
+        code = process.exitcode
+    assert code is not None
+    return code, output.read_text()
+
+
+def _run_until(command: Sequence[object], folder: Path, end: str) -> tuple[int, str, float]:
     """Return how the run ended after some steps: its exit code, its output, and seconds since it was to end."""
     before = _num_steps(folder)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    while _num_steps(folder) < before + 2:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    (rank,) = descendants(process.pid, RANK)
-    if end == "interrupt":
-        os.killpg(process.pid, signal.SIGINT)
-    else:
-        os.kill(process.pid if end == "kill" else rank, signal.SIGKILL)
-    started = time.monotonic()
-    output, _ = process.communicate(timeout=120)
-    seconds = time.monotonic() - started
-    wait_until_gone(rank)
-    return process.returncode, output, seconds
+    file = folder.with_name("output")
+    with started(command, file) as process:
+        while _num_steps(folder) < before + 2:
+            assert process.is_alive(), file.read_text()
+            time.sleep(0.05)
+        (rank,) = descendants(process.pid, RANK)
+        if end == "interrupt":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            os.kill(process.pid if end == "kill" else rank, signal.SIGKILL)
+        since = time.monotonic()
+        process.join(120)
+        seconds = time.monotonic() - since
+        wait_until_gone(rank)
+        code = process.exitcode
+    assert code is not None
+    return code, file.read_text(), seconds
 
 
 def _num_steps(folder: Path) -> int:

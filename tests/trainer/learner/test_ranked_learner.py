@@ -19,6 +19,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
+from agentloop.trainer.cluster import session
 from agentloop.trainer.cluster.learner_ranks import LearnerRanks
 from agentloop.trainer.cluster.rank_actor import Objects
 from agentloop.trainer.learner.ranked_learner import RankedLearner
@@ -143,9 +144,10 @@ def moving(model: Path) -> tuple[list[Sample], Result]:
 
 
 class _Pool:
-    """Ranks that all learners of this file share, as many as the last test needed."""
+    """Ranks that all learners of this file share, as many as the last test needed. All are on one Ray."""
 
     def __init__(self) -> None:
+        self._owns_ray = session.connect_learner(RANKS, on_nodes=1)
         self._ranks: LearnerRanks | None = None
         self._kind = (1, True)
 
@@ -162,13 +164,18 @@ class _Pool:
         if self._ranks is not None:
             self._ranks.close()
 
+    def shut_down(self) -> None:
+        self.close()
+        if self._owns_ray:
+            ray.shutdown()
+
 
 @pytest.fixture(scope="module")
 def pool(expected: object, images: object, experts: object, moving: object) -> Iterator[_Pool]:
     """Return the pool. Results of one rank come first: a process that has ranks cannot train on one."""
     pool = _Pool()
     yield pool
-    pool.close()
+    pool.shut_down()
 
 
 @pytest.mark.parametrize(("layout", "name"), MATRIX)

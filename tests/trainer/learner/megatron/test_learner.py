@@ -64,14 +64,14 @@ def test_logprobs_equal_those_of_fsdp(models: Path, name: str):
 def test_bfloat16_comes_near_float32_and_keeps_small_updates(models: Path):
     exact = MegatronLearner(_config(models))
     want = exact.step(TrainBatch(samples()))
-    rough = MegatronLearner(_config(models, compute_dtype="bfloat16", lr=1e-4, eps=1e-8))
+    rough = MegatronLearner(_config(models, compute_dtype="bfloat16", lr=5e-4, eps=1e-8))
     before = _weights(rough)
     assert {value.dtype for value in before.values()} == {torch.bfloat16}
     got = rough.step(TrainBatch(samples()))
     assert got["loss"] == pytest.approx(want["loss"], abs=0.03)
     assert got["grad_norm"] == pytest.approx(want["grad_norm"], rel=0.05)
-    # Each update is below the spacing of bfloat16 at 1, where norms are: many of them are not.
-    for _ in range(60):
+    # Each update is below half the spacing of bfloat16 near 1, where norms are: many of them are not.
+    for _ in range(12):
         rough.step(TrainBatch(samples()))
     norm = "model.norm.weight"
     assert not torch.equal(_weights(rough)[norm], before[norm])

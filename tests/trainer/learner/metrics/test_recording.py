@@ -67,6 +67,7 @@ def test_other_ranks_and_steps_leave_nothing(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("warm_ray")
 async def test_a_run_on_two_ranks_has_one_timeline_and_a_profile_of_the_chosen_rank(sums: Path):
     overrides = ["run.steps=2", "learner.ranks=2", "run.loggers=[]", "eval.every=0"]
     profiler = ["profiler.timeline=true", "profiler.steps=[2]", "profiler.ranks=[1]"]
