@@ -23,7 +23,9 @@ ENVIRONMENT = {
     # After this process has queried CUDA, forks cannot use it, which vLLM does not detect.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
-_CPU_CACHE_GIB = "2"
+_CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
+"""Variable with the GiB of keys and values on CPUs. vLLM prefers it to the engine's argument."""
+_CPU_CACHE_GIB = 2
 _FP8 = {
     # One scale for each row of a weight and for each token. The reload of vLLM rounds new weights again.
     "quantization": "fp8_per_channel",
@@ -80,6 +82,11 @@ class VllmLauncher:
             raise UserError(
                 "engine.options.quantization is fp8, but vLLM multiplies in FP8 on GPUs only. Leave the option out."
             )
+        if "kv_cache_memory_bytes" in self._given and current_platform.is_cpu() and os.environ.get(_CPU_CACHE):
+            raise UserError(
+                f"engine.options.kv_cache_memory_bytes is set, but vLLM on CPUs takes {_CPU_CACHE}="
+                f"{os.environ[_CPU_CACHE]} from the environment. Unset the variable, or leave the option out."
+            )
         try:
             args = AsyncEngineArgs(**self._arguments(AsyncEngineArgs.__dataclass_fields__))
             with self.sockets.used():
@@ -120,8 +127,7 @@ class VllmLauncher:
             args["enable_sleep_mode"] = True
         if current_platform.is_cpu():
             # Otherwise vLLM takes most of the machine's memory. vLLM itself binds threads, one per physical core.
-            gib = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB))
-            args.setdefault("kv_cache_memory_bytes", gib << 30)
+            args.setdefault("kv_cache_memory_bytes", int(os.environ.get(_CPU_CACHE) or _CPU_CACHE_GIB) << 30)
         elif self._shares_gpu:
             args.setdefault("worker_cls", "agentloop.engines.vllm.gpu_sharing.SharingWorker")
         if args["enforce_eager"] is None:

@@ -1,5 +1,6 @@
 """vLLM's layers on CPUs compute what transformers computes after they were corrected."""
 
+from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
@@ -7,8 +8,36 @@ import torch
 from torch import nn
 
 from agentloop.engines.vllm.cpu import correct_rotary_embeddings, correct_routers
+from agentloop.engines.vllm.launch import VllmLauncher
+from agentloop.errors import UserError
 
 pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def cache_bytes(monkeypatch):
+    """Call with engine options: the memory that vLLM would use for keys and values."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda engine_args: engine_args.create_engine_config())
+    model = str(files("agentloop.recipes.tiny") / "checkpoint")
+
+    def found(**options):
+        given = {"enforce_eager": True, **options}
+        launcher = VllmLauncher(model, given, shares_gpu=False, sleeps=False, max_pixels=None)
+        return launcher.launch().cache_config.kv_cache_memory_bytes
+
+    return found
+
+
+def test_the_cache_has_the_memory_that_is_asked_for(cache_bytes, monkeypatch):
+    assert cache_bytes() == 2 << 30
+    assert cache_bytes(kv_cache_memory_bytes=64 << 20) == 64 << 20
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "3")
+    assert cache_bytes() == 3 << 30
+    with pytest.raises(UserError, match="takes VLLM_CPU_KVCACHE_SPACE=3 from the environment"):
+        cache_bytes(kv_cache_memory_bytes=64 << 20)
 
 
 @pytest.mark.parametrize("neox", [True, False])
