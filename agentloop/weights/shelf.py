@@ -28,7 +28,6 @@ STAMP_BYTES = _ALIGNMENT
 """Size of the stamp at the start of a shelf: the number of times it was filled, or -1 while it is being filled."""
 _shelves: weakref.WeakValueDictionary[str, WeightShelf] = weakref.WeakValueDictionary()
 """Shelves of this process, which cannot map GPU memory that it already has."""
-os.register_at_fork(after_in_child=_shelves.clear)  # a fork maps them like any other process
 _numbers = itertools.count()
 
 

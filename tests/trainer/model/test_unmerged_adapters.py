@@ -16,7 +16,6 @@ from agentloop.trainer.batch.train_batch import Sample
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.weights.tensors import TensorWeights
 from tests.support.tiny import random_batch, save_tiny_qwen3
-from tests.support.vllm_forks import vllm_forks  # noqa: F401
 
 PROMPT = [5, 9, 33, 7]
 

@@ -11,7 +11,6 @@ from agentloop.tools.base import ToolContext, ToolResult
 from agentloop.tools.code_interpreter import CodeInterpreter
 from agentloop.trainer.run.train import train
 from agentloop.types.trajectory_io import read_jsonl
-from tests.support.vllm_forks import vllm_forks  # noqa: F401
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

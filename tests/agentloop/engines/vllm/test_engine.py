@@ -23,7 +23,6 @@ from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.errors import EngineError
 from agentloop.types.image import PixelFormat, PlacedImage, SeenImage
 from agentloop.weights.tensors import TensorWeights
-from tests.support.vllm_forks import vllm_forks  # noqa: F401
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 

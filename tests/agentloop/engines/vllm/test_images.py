@@ -17,7 +17,6 @@ from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.vision.loading import load_language_model
 from agentloop.weights.tensors import TensorWeights
-from tests.support.vllm_forks import vllm_forks  # noqa: F401
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 

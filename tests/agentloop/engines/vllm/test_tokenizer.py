@@ -9,7 +9,6 @@ from transformers import AutoTokenizer
 
 from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.registry.named_objects import load_object
-from tests.support.vllm_forks import vllm_forks  # noqa: F401
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
