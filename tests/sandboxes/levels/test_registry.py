@@ -79,7 +79,7 @@ async def test_auto_raises_if_no_level_works_and_never_selects_none(machine):
 
 
 async def test_auto_reports_its_choice_and_warns_of_a_weaker_level(machine, caplog):
-    caplog.set_level(logging.INFO, "agentloop.sandboxes")  # other tests may have left a level at the root
+    caplog.set_level(logging.INFO, "agentloop.sandboxes.levels.auto")  # a daemon of another test may have left its own
     machine("slots")
     await sandboxes.create("auto").start()
     machine("landlock")

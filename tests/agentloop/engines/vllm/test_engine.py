@@ -344,12 +344,12 @@ async def test_close_ends_running_turns_and_leaves_no_process(engine):
 
 
 def _is_of_others(process):
-    """Tell whether a child is Python's own, or a service for containers that an earlier test of this process uses."""
+    """Tell whether a child is Python's own, or a service that an earlier test of this process uses."""
     try:
         command = " ".join(process.cmdline())
     except psutil.Error:
         return False
-    return any(word in command for word in ("resource_tracker", "forkserver", "podman", "docker"))
+    return any(word in command for word in ("resource_tracker", "forkserver", "warm.py", "podman", "docker"))
 
 
 def _socket_folders():
