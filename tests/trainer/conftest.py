@@ -57,6 +57,8 @@ def steady(sums):
 @pytest.fixture(scope="module")
 def warm_ray():
     """Ray's processes start at once, as forks."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # this and the next as `connect` does
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     with _warm_ray():
         yield
 
@@ -66,8 +68,6 @@ def ray(warm_ray):
     """Ray on this machine; workers use it and do not stop it."""
     import ray
 
-    os.environ.setdefault("RAY_worker_niceness", "0")  # this and the next as `connect` does
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # it ends workers when others fill the memory
     # GPUs are numbers to Ray: nothing uses them.
     ray.init(

@@ -29,8 +29,6 @@ pytestmark = [pytest.mark.usefixtures("two_nodes"), pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def two_nodes(warm_ray: None) -> Iterator[Cluster]:
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1, num_gpus=1)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")

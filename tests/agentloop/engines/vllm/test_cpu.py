@@ -1,4 +1,4 @@
-"""vLLM's layers on CPUs compute what transformers computes after they were corrected."""
+"""vLLM on CPUs: its corrected layers compute what transformers computes, and its cache has the size that is set."""
 
 from importlib.resources import files
 from types import SimpleNamespace

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._inductor import config as inductor
 
 import tests.support.plain_recurrences  # noqa: F401
 from agentloop.trainer.learner.checks import packing_check
@@ -102,10 +101,7 @@ def test_gradients_are_those_of_padded_batches(family: str, checkpointing: str, 
     save_small_model(family, tmp_path)
     want = gradients(load_packed_lm(tmp_path, torch.float32))
     options = {"checkpointing": checkpointing, "compiled": compiled}
-    # The graph is traced and split as always, but runs on torch's own kernels: the compiler needs two minutes to write
-    # and build kernels for a CPU. Those that it writes for GPUs run in tests/gpu/test_recurrent_cuda.py.
-    with inductor.patch(fallback_by_default=True):
-        got = gradients(load_packed_lm(tmp_path, torch.float32, kernel="math", **options))  # type: ignore[arg-type]
+    got = gradients(load_packed_lm(tmp_path, torch.float32, kernel="math", **options))  # type: ignore[arg-type]
     assert want.keys() == got.keys()
     errors = {name: float((got[name] - gradient).norm() / gradient.norm()) for name, gradient in want.items()}
     assert max(errors.values()) < 5e-3, errors
