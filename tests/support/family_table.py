@@ -14,7 +14,7 @@ RESULT = _ROOT / "benchmarks" / "results" / "model_families.json"
 PAGE = _ROOT / "docs" / "concepts" / "models.md"
 _BEGIN, _END = "<!-- scripts/model-families writes this -->\n", "<!-- up to here -->\n"
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""Largest difference of log-probabilities of vLLM: that of a token in float32, the mean in bfloat16."""
+"""Largest difference of log-probabilities of vLLM: that of any token in float32, the median of them in bfloat16."""
 
 _FORMATS = {
     "deepseek_v3": "deepseek_r1, deepseek_v3_1",
