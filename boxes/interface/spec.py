@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from agentloop.errors import UserError
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Image:
@@ -24,11 +26,18 @@ class Image:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Network:
-    """Network access of a box."""
+    """Network access of a box. Raises `UserError` for hosts without the mode allowlist, which alone reads them."""
 
     mode: Literal["none", "allowlist", "public"] = "none"
     hosts: tuple[str, ...] = ()
     """Hosts of an allowlist: names, `*.example.org` for all names below it, addresses, ranges such as 10.0.0.0/8."""
+
+    def __post_init__(self) -> None:
+        if self.hosts and self.mode != "allowlist":
+            raise UserError(
+                f"Only the network allowlist takes hosts, and this box has the network {self.mode} with hosts "
+                f"{', '.join(self.hosts)}: choose allowlist, or leave the hosts out."
+            )
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from agentloop.envs.harbor.verification.boxes import (
     emptied,
     image_of,
     make_folders,
+    network_of,
     spec_of,
     user_of,
     wait_until_healthy,
@@ -94,6 +95,8 @@ class Attempt:
         that the agent did can affect them. Raises `UserError` for a task that no box can run.
         """
         _check(task)
+        if network is None:
+            _check_networks(task)
         self.task = task
         self._provider = provider
         self._images = images or {}
@@ -300,3 +303,21 @@ def _check(task: HarborTask) -> None:
         raise UserError(
             f"{task.folder} needs MCP servers, which boxes do not start: remove mcp_servers from task.toml."
         )
+
+
+def _check_networks(task: HarborTask) -> None:
+    """Raise `UserError` if agent or tests ask for another network than that of their box."""
+    for step in task.steps:
+        separate = step.verifier_box
+        verifier = task.config.environment if separate is None else separate.environment
+        for phase, box, tables in (
+            ("agent", task.config.environment, (step.config.agent, task.config.agent)),
+            ("verifier", verifier, (step.config.verifier, task.config.verifier)),
+        ):
+            own = next((network_of(table) for table in tables if table.network_mode is not None), network_of(box))
+            if own != network_of(box):
+                raise UserError(
+                    f"{task.folder} gives the {phase} another network than its box, and the network of a box cannot "
+                    "change: make network_mode and allowed_hosts equal in task.toml, or replace them all with the "
+                    "option `network`, none or public."
+                )

@@ -149,12 +149,12 @@ class Daemon:
     def _error(self, reply: Reply, path: str) -> Exception:
         status, reason = reply.status, wire.detail(reply.body)
         match status:
-            case 401 | 403:
+            case 401:
                 return UserError(
                     f"The sandbox daemon {self.name} refuses the token: set AGENTLOOP_TOKEN, or the option token, to "
-                    "the token that the daemon was started with."
+                    f"the token that the daemon was started with. It answers: {reason}"
                 )
-            case 400 | 413 | 422:
+            case 400 | 403 | 413 | 422:
                 return UserError(f"The sandbox daemon {self.name} refuses the request ({status}): {reason}")
             case 404:
                 return GoneError(f"{self.name}{path} does not exist: {reason}")

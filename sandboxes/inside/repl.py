@@ -8,6 +8,7 @@ import builtins
 import gc
 import io
 import os
+import select
 import sys
 from _socket import socket
 
@@ -51,7 +52,11 @@ class Repl:
         self._library = library
         self._main = main
         self._pid = os.getpid()
+        self._waiting = False
+        """Whether no cell was taken from the socket since the last one ended."""
         self._running = False
+        self._interrupted_early = False
+        """Whether the next cell was interrupted before it began."""
         self._futures = 0
         self._loop: Any = None
         self._displays = displays.Displays(library.json.dumps)
@@ -62,10 +67,11 @@ class Repl:
         library.warnings.filterwarnings("ignore", message=".*non-interactive, and thus cannot be shown")
 
     def serve(self) -> int:
-        _signal.signal(_signal.SIGINT, self._interrupted)
-        channel.send(self._control, {"ready": True})
+        self._announce({"ready": True})
         while True:
             try:
+                select.select([self._control], [], [])  # a cell stays in the socket while `_interrupted` looks for it
+                self._waiting = False
                 request, fds = channel.receive(self._control)
             except (EOFError, OSError):
                 return 0
@@ -81,7 +87,13 @@ class Repl:
             self._redirect(self._nowhere, self._nowhere, close=False)
             if os.getpid() != self._pid:  # a child that the cell forked ends with the cell
                 os._exit(0)
-            channel.send(self._control, {"cell": request["cell"]})
+            self._announce({"cell": request["cell"]})
+
+    def _announce(self, message: dict[str, Any]) -> None:
+        """Send a message after which the owner may send a cell and interrupt it."""
+        _signal.signal(_signal.SIGINT, self._interrupted)  # the last cell may have set another handler
+        self._waiting, self._interrupted_early = True, False
+        channel.send(self._control, message)
 
     def _redirect(self, out: int, errors: int, *, close: bool = True) -> None:
         for number, fd in ((1, out), (2, errors)):
@@ -90,10 +102,11 @@ class Repl:
                 os.close(fd)
 
     def _cell(self, source: bytes, name: str) -> None:
-        _signal.signal(_signal.SIGINT, self._interrupted)
         try:
             try:
                 self._running = True
+                if self._interrupted_early:
+                    raise KeyboardInterrupt
                 self._execute(source, name)
                 self._displays.figures()
             finally:
@@ -147,6 +160,9 @@ class Repl:
     def _interrupted(self, *_: object) -> None:
         if self._running:
             raise KeyboardInterrupt
+        # On a busy machine an interrupt can come before its cell has begun. If no cell is there, its cell has ended.
+        if not self._waiting or select.select([self._control], [], [], 0)[0]:
+            self._interrupted_early = True
 
 
 def _decode(source: bytes) -> str:

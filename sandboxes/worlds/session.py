@@ -22,6 +22,8 @@ from agentloop.sandboxes.worlds.world import BrokenWorldError, Step, World
 _OPEN_SECONDS = 30.0
 _INTERRUPT_SECONDS = 2.0
 """Seconds that a cell may take to end after an interrupt."""
+_INTERRUPT_WAITS = 8
+"""Number of waits that make up these seconds. A pause of the whole machine uses up one of them, however long it is."""
 _WRITE_SECONDS = 60.0
 _SMALL = channel.MAX_MESSAGE // 2
 """Maximum bytes of code that is sent in a message. Longer code is sent in a memory file."""
@@ -153,20 +155,20 @@ class WorldSession:
             except OSError:
                 self._notify("died")
         timer = self._loop.call_later(max_seconds, self._notify, "timeout")
-        stop.add_done_callback(lambda _: self._notify("stopped"))
+        # Only for this event: after an interrupt, the cell is over when it has ended, and not when its caller leaves.
+        stop.add_done_callback(lambda _: None if event.done() else event.set_result("stopped"))
         what = await event
         timer.cancel()
         if what in ("timeout", "stopped"):
             self._event = after = self._loop.create_future()
             self._step.interrupt()
-            timer = self._loop.call_later(_INTERRUPT_SECONDS, self._notify, "timeout")
-            late = await after
-            timer.cancel()
-            if late == "timeout":
+            for _ in range(_INTERRUPT_WAITS):
+                await asyncio.wait([after], timeout=_INTERRUPT_SECONDS / _INTERRUPT_WAITS)
+            if not after.done():
                 self._step.kill()
                 await asyncio.wait([self._step.answer], timeout=_INTERRUPT_SECONDS)
                 return what, "killed"
-            if late == "died":
+            if after.result() == "died":
                 return what, await self._death()
         self._event = None
         return what, await self._death() if what == "died" else ""

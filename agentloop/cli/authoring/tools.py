@@ -200,13 +200,16 @@ def index_corpus(
     from agentloop.tools.search.index import read_corpus
 
     build = tantivy_index.build if engine is IndexEngine.TANTIVY else build_sqlite
-    with Progress(TextColumn("{task.completed:,.0f} passages"), TimeElapsedColumn()) as progress:
-        task = progress.add_task("", total=None)
-        count = build(read_corpus(corpus), index, lambda done: progress.update(task, completed=done))
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
+        task = progress.add_task(_passages(0), total=None)
+        count = build(read_corpus(corpus), index, lambda done: progress.update(task, description=_passages(done)))
     files = index.iterdir() if index.is_dir() else [index]
     size = sum(file.stat().st_size for file in files) / 1e6
-    passages = "1 passage" if count == 1 else f"{count:,} passages"
-    Console().print(f"{index}: {passages}, {size:.1f} MB", markup=False, highlight=False, soft_wrap=True)
+    Console().print(f"{index}: {_passages(count)}, {size:.1f} MB", markup=False, highlight=False, soft_wrap=True)
+
+
+def _passages(count: int) -> str:
+    return "1 passage" if count == 1 else f"{count:,} passages"
 
 
 async def _call(toolset: Toolset, call: ToolCall, task: dict[str, Any], images: list[Any]) -> ToolResult:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentloop.boxes.interface.box import Box, BoxError
 from agentloop.boxes.interface.spec import BoxSpec, Image, Network
-from agentloop.envs.harbor.tasks.machine import EnvironmentConfig, Healthcheck, NetworkMode, User
+from agentloop.envs.harbor.tasks.machine import EnvironmentConfig, Healthcheck, NetworkMode, PhaseNetwork, User
 from agentloop.envs.harbor.tasks.variables import resolved
 from agentloop.errors import UserError
 
@@ -49,16 +49,22 @@ def spec_of(environment: EnvironmentConfig, image: Image, *, network: Network | 
     """Return the spec of a box. Raises `UserError` for features that no box has: Windows, GPUs, TPUs."""
     if environment.os != "linux" or environment.gpus or environment.tpu:
         raise UserError("The task needs Windows, GPUs or TPUs, which boxes do not have: leave it out.")
-    own = Network(mode=_NETWORKS[environment.network_mode], hosts=tuple(environment.allowed_hosts or ()))  # type: ignore[arg-type]
     return BoxSpec(
         image=image,
-        network=own if network is None else network,
+        network=network_of(environment) if network is None else network,
         workdir=environment.workdir,
         env=resolved(environment.env),
         cpus=environment.cpus,
         memory_mb=environment.memory_mb,
         storage_mb=environment.storage_mb,
     )
+
+
+def network_of(table: PhaseNetwork) -> Network:
+    """Return the network of a table that sets network_mode."""
+    assert table.network_mode is not None
+    hosts = tuple(sorted(set(table.allowed_hosts or ())))
+    return Network(mode=_NETWORKS[table.network_mode], hosts=hosts)  # type: ignore[arg-type]
 
 
 def user_of(user: User) -> str | None:

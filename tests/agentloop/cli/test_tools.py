@@ -131,7 +131,7 @@ def test_built_index_can_be_searched(engine, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"title": "Oslo", "text": "Capital of Norway."}\n{"title": "Bergen", "text": "Rain."}\n')
     index = str(tmp_path / "index")
-    assert "2 passages" in run("index", str(corpus), index, "--engine", engine).output
+    assert "2 passages," in run("index", str(corpus), index, "--engine", engine).output
     found = run("call", "search", "--option", f"source={index}", "query=capital").output
     assert found == "Doc 1(Title: Oslo) Capital of Norway.\n"
 
@@ -141,7 +141,9 @@ def test_index_replaces_an_index_and_no_other_file(engine, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"title": "Oslo", "text": "Capital of Norway."}\n')
     for _ in range(2):
-        assert "1 passage," in run("index", str(corpus), str(tmp_path / "index"), "--engine", engine).output
+        output = run("index", str(corpus), str(tmp_path / "index"), "--engine", engine).output
+        assert "1 passage," in output
+        assert "1 passages" not in output
     result = run("index", str(corpus), str(corpus), "--engine", engine)
     assert isinstance(result.exception, UserError)
     assert "corpus.jsonl exists and is not a search index" in str(result.exception)

@@ -199,6 +199,41 @@ async def test_what_no_box_can_do_is_refused(attempt):
         await attempt(environment={"gpus": 1})
 
 
+NO_NETWORK = {"network_mode": "no-network"}
+EXAMPLE = {"network_mode": "allowlist", "allowed_hosts": ["a.example.org", "b.example.org"]}
+EXAMPLE_SORTED_DIFFERENTLY = {"network_mode": "allowlist", "allowed_hosts": ["b.example.org", "a.example.org"]}
+
+
+@pytest.mark.parametrize(
+    ("phase", "tables"),
+    [
+        ("agent", {"agent": {"network_mode": "public"}}),
+        ("agent", {"environment": EXAMPLE, "agent": {"network_mode": "allowlist", "allowed_hosts": ["a.example.org"]}}),
+        ("agent", {"agent": NO_NETWORK, "steps": {"first": {}, "second": {"agent": EXAMPLE}}}),
+        ("verifier", {"verifier": EXAMPLE}),
+        ("verifier", {"verifier": EXAMPLE | {"environment": NO_NETWORK}}),
+    ],
+)
+def test_a_network_that_would_have_to_change_is_refused(tmp_path, phase, tables):
+    task = HarborTask.load(make_task(tmp_path / "task", **tables))
+    with pytest.raises(UserError, match=f"gives the {phase} another network than its box"):
+        Attempt(task, None)
+    Attempt(task, None, network="none")
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"agent": NO_NETWORK, "verifier": NO_NETWORK},
+        {"environment": EXAMPLE, "agent": EXAMPLE_SORTED_DIFFERENTLY},
+        {"agent": EXAMPLE, "steps": {"only": {"agent": NO_NETWORK}}},
+        {"verifier": EXAMPLE | {"environment": EXAMPLE}},
+    ],
+)
+def test_a_phase_may_name_the_network_of_its_box(tmp_path, tables):
+    Attempt(HarborTask.load(make_task(tmp_path / "task", **tables)), None)
+
+
 def test_one_number_is_the_reward():
     assert reward_of({"reward": 0.5, "other": 1.0}) == 0.5
     assert reward_of({"score": 0.5}) == 0.5

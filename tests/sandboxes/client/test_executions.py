@@ -103,7 +103,8 @@ async def test_execution_that_kills_daemons_is_not_retried_forever(servers):
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
-        ((401, {"detail": "token"}), UserError, "refuses the token: set AGENTLOOP_TOKEN"),
+        ((401, {"detail": "No token."}), UserError, "refuses the token: set AGENTLOOP_TOKEN.*It answers: No token.$"),
+        ((403, {"detail": "Use localhost."}), UserError, r"refuses the request \(403\): Use localhost.$"),
         ((422, {"detail": [{"loc": ["body", "files"], "msg": "no"}]}), UserError, r"\(422\): files: no"),
         ((413, {"detail": "--max-body-mb"}), UserError, "--max-body-mb"),
         ((404, {"detail": "Not Found"}), SandboxError, "/run_code does not exist"),

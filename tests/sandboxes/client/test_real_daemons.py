@@ -192,6 +192,13 @@ async def test_wrong_token_is_rejected():
         await client.close()
 
 
+async def test_unknown_host_name_is_not_taken_for_a_wrong_token():
+    async with daemons(1) as (daemon,):
+        with pytest.raises(UserError, match="only this machine: use http://localhost") as raised:
+            await SandboxClient(daemon.url.replace("127.0.0.1", "0.0.0.0")).start()
+    assert "refuses the token" not in str(raised.value)
+
+
 async def test_session_dies_with_its_daemon_and_the_next_starts_elsewhere():
     async with daemons(2) as both:
         client = SandboxClient([daemon.url for daemon in both])

@@ -1,6 +1,8 @@
 """Sessions: cells that share a Python, at every level."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 
@@ -43,6 +45,17 @@ async def session(sandbox: Sandbox) -> AsyncIterator[Session]:
     session = await sandbox.session()
     yield session
     await session.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def session_and_pid() -> AsyncIterator[tuple[Session, int]]:
+    """Yield a session whose Python is an ordinary process of this machine, and the number of this process."""
+    sandbox = NoIsolation(slots=1)
+    await sandbox.start()
+    session = await sandbox.session()
+    yield session, int(await shown(session, "import os; os.getpid()"))
+    await session.close()
+    await sandbox.close()
 
 
 async def shown(session: Session, code: str, **options) -> str:
@@ -147,6 +160,41 @@ async def test_cell_that_ignores_the_interrupt_ends_the_session(session):
         await session.run("1")
 
 
+async def test_cell_that_is_interrupted_before_it_begins_keeps_the_session(session_and_pid):
+    session, pid = session_and_pid
+    await session.run("x = 6")
+    os.kill(pid, signal.SIGSTOP)  # as if the machine were busy
+    asyncio.get_running_loop().call_later(1.0, os.kill, pid, signal.SIGCONT)
+    result = await session.run("x = 7", max_seconds=0.3)
+    assert result.timed_out
+    assert result.error.name == "KeyboardInterrupt"
+    assert await shown(session, "x") == "6"
+
+
+async def test_pause_of_the_machine_does_not_end_the_session(session_and_pid):
+    session, pid = session_and_pid
+    call_later = asyncio.get_running_loop().call_later
+
+    def pause() -> None:
+        time.sleep(2.5)  # blocks this process, too
+        os.kill(pid, signal.SIGCONT)
+
+    call_later(0.2, os.kill, pid, signal.SIGSTOP)
+    call_later(0.4, pause)
+    result = await session.run("while True: pass", max_seconds=0.3)
+    assert result.timed_out
+    assert result.error.name == "KeyboardInterrupt"
+    assert await shown(session, "6") == "6"
+
+
+async def test_interrupt_after_the_end_of_a_cell_does_not_reach_the_next(session_and_pid):
+    session, pid = session_and_pid
+    await session.run("import signal; signal.signal(2, signal.default_int_handler)")
+    os.kill(pid, signal.SIGINT)
+    await asyncio.sleep(0.2)
+    assert await shown(session, "6") == "6"
+
+
 async def test_interrupt_ends_the_cell(session):
     await session.interrupt()  # nothing runs: nothing happens
     running = asyncio.create_task(session.run("x = 2\nimport time; time.sleep(60)", max_seconds=100))
@@ -165,6 +213,16 @@ async def test_cancelled_caller_interrupts_its_cell(session):
     with pytest.raises(asyncio.CancelledError):
         await running
     assert await shown(session, "y") == "3"
+
+
+async def test_next_cell_waits_for_a_cell_that_timed_out_before_its_caller_was_cancelled(session):
+    code = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: time.sleep(1); y = 5"
+    running = asyncio.create_task(session.run(code, max_seconds=0.3))
+    await asyncio.sleep(0.6)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await shown(session, "y") == "5"
 
 
 async def test_cells_run_one_at_a_time(session):

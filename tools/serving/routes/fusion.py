@@ -131,10 +131,9 @@ async def run_code(request: Request) -> Response:
         _note(daemon, request, "client_gone")
         raise
     except (SandboxError, UserError) as error:  # a UserError: the compiler is not installed
-        if daemon.draining and isinstance(error, SandboxError):
-            raise
+        failed = failure(request, error)
         _note(daemon, request, "sandbox_error")
-        return outcomes.answer(failure(request, str(error)))
+        return outcomes.answer(failed)
     _note(daemon, request, outcomes.of_execution(result))
     daemon.metrics.observe(result)
     if sum(map(len, result.files.values())) > LARGE:
@@ -161,8 +160,15 @@ def success(request: Request, result: ExecutionResult) -> dict[str, Any]:
     }
 
 
-def failure(request: Request, message: str) -> dict[str, Any]:
-    """Return the answer if the sandbox failed."""
+def failure(request: Request, error: SandboxError | UserError) -> dict[str, Any]:
+    """Return the answer if the sandbox failed.
+
+    Raises a `SandboxError` again while the daemon drains: the application then answers 503, since another daemon may
+    run the code.
+    """
+    if isinstance(error, SandboxError) and Daemon.of(request).draining:
+        raise error
+    message = str(error)
     broken = {"status": "Error", "execution_time": None, "return_code": None, "stdout": "", "stderr": message}
     return {
         "status": "SandboxError",

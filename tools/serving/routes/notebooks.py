@@ -71,10 +71,8 @@ async def run_jupyter(request: Request) -> Response:
         outcomes.note(request, "no_slot")
         raise HTTPException(504, str(error)) from error
     except (SandboxError, UserError) as error:
-        if daemon.draining and isinstance(error, SandboxError):
-            raise
+        failed = fusion.failure(request, error)
         outcomes.note(request, "sandbox_error")
-        failed = fusion.failure(request, str(error))
         return outcomes.answer({**failed, "driver": failed["run_result"], "cells": []})
     outcomes.note(request, "timeout" if notebook.timed_out else "session_ended" if notebook.ended else "success")
     return outcomes.answer(_body(request, notebook))

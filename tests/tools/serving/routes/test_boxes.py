@@ -71,6 +71,7 @@ async def test_every_request_needs_the_token():
         ({"memory_mb": 1 << 20}, "--max-memory-mb"),
         ({"network": "public"}, "--box-network public"),
         ({"network": "allowlist", "hosts": ["example.org"]}, "--box-network public"),
+        ({"network": "none", "hosts": ["example.org"]}, "Only the network allowlist takes hosts"),
         ({"reference": None}, "Set either reference or archive"),
         ({"archive": "0" * 64}, "Set either reference or archive"),
         ({"processes": 0}, "greater than 0"),
