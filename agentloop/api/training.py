@@ -97,7 +97,7 @@ def start_or_resume(
     from agentloop.trainer.run.timeline import watching
     from agentloop.trainer.schedule.observers import Observer
 
-    folder = _folder_to_resume(config, name) if resume else folder_of(config, name)
+    folder = folder_of(config, name, resume=resume)
     shown = RunProgress(continue_with=continue_with(folder)) if progress else None
     if shown is not None:
         shown.show(*lines)
@@ -106,18 +106,22 @@ def start_or_resume(
     return RunResult(folder)
 
 
-def folder_of(config: TrainingConfig, name: str) -> Path:
-    """Return the folder of a run: `run.folder`, or else a new one."""
+def folder_of(config: TrainingConfig, name: str, *, resume: bool) -> Path:
+    """Return the folder of a run: `run.folder`, or else a new one.
+
+    With `resume` it is the folder of the run to resume. Raises `UserError` if there is none.
+    """
+    if resume:
+        return _folder_to_resume(config, name)
     return Path(config.run.folder).expanduser() if config.run.folder else new_folder(name)
 
 
 def _folder_to_resume(config: TrainingConfig, name: str) -> Path:
-    """Return the folder of the run to resume. Raises `UserError` if there is none."""
     from agentloop.trainer.run.folder import RunFolder
     from agentloop.trainer.run.resume import changed_keys
 
     if config.run.folder:
-        folder = folder_of(config, name)
+        folder = folder_of(config, name, resume=False)
         if not RunResult(folder).checkpoints:
             raise UserError(f"{folder} has no checkpoint to resume from. Omit --resume to start a new run in it.")
         return folder

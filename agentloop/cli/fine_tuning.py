@@ -81,7 +81,7 @@ def _run(method: Method, recipe: str, overrides: list[str], *, dry_run: bool, re
 
     config, name = load_fine_tuning_config(recipe, overrides, method), run_name(recipe, method)
     if dry_run:
-        _print_rehearsal(config, name)
+        _print_rehearsal(config, name, resume=resume)
         return
     again = [word for word in overrides if not word.startswith("run.folder=")]
 
@@ -94,14 +94,14 @@ def _run(method: Method, recipe: str, overrides: list[str], *, dry_run: bool, re
         raise typer.Exit(128 + signal.SIGTERM) from error
 
 
-def _print_rehearsal(config: FineTuningConfig, name: str) -> None:
+def _print_rehearsal(config: FineTuningConfig, name: str, *, resume: bool) -> None:
     from rich.console import Console
 
     from agentloop.api.training import folder_of
     from agentloop.trainer.fine_tuning.rehearsal import rehearse_fine_tuning
     from agentloop.trainer.fine_tuning.train import FineTuning
 
-    folder = folder_of(config, name)
+    folder = folder_of(config, name, resume=resume)
     lines, warnings = rehearse_fine_tuning(FineTuning.load(config, folder), folder)
     console = Console(soft_wrap=True)
     for label, text in lines.items():

@@ -55,7 +55,7 @@ def train(
         raise UserError("--full works only with --dry-run: add --dry-run.")
     config, name = load_run_config(recipe, overrides or []), run_name(recipe)
     if dry_run:
-        _print_rehearsal(config, name, full=full)
+        _print_rehearsal(config, name, full=full, resume=resume)
         return
     again = [word for word in overrides or [] if not word.startswith("run.folder=")]
 
@@ -68,7 +68,7 @@ def train(
         raise typer.Exit(128 + signal.SIGTERM) from error
 
 
-def _print_rehearsal(given: RunConfig, name: str, *, full: bool) -> None:
+def _print_rehearsal(given: RunConfig, name: str, *, full: bool, resume: bool) -> None:
     """Check the run without weights; print the given settings, the derived settings and the checks."""
     import yaml
     from rich.console import Console
@@ -79,7 +79,7 @@ def _print_rehearsal(given: RunConfig, name: str, *, full: bool) -> None:
     from agentloop.trainer.run.train import placed
 
     config, placement = placed(given, dry_run=True)
-    found = rehearse(config, folder_of(config, name), placement)
+    found = rehearse(config, folder_of(config, name, resume=resume), placement)
     console = Console(soft_wrap=True)
     shown = found.config.model_dump(mode="json") if full else what_was_set(given)
     text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)

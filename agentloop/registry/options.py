@@ -1,10 +1,12 @@
 """`Config`, the strict base of all config sections, and checks of options against a schema or signature."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Self, TypeVar
+from types import SimpleNamespace
+from typing import Annotated, Any, Self, TypeVar, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from agentloop.errors import UserError, nearest
 from agentloop.registry.named_objects import name_of
@@ -102,6 +104,33 @@ def check_call(
         raise UserError(
             f"The {of} cannot be called as {call} with the options {names_given}: {error}. {_listed(names, key)}"
         ) from error
+
+
+def check_types(function: Callable[..., Any], options: Mapping[str, Any], *, of: str) -> None:
+    """Raise `UserError` for the first option whose type differs from the annotation of its parameter.
+
+    Values count as those of a config file: an int is a float, and a list is a tuple. Parameters without an annotation
+    are not checked, nor are those whose annotation only a type checker can resolve.
+    """
+    inner = inspect.unwrap(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in options or options[name] is parameter.default or parameter.annotation is parameter.empty:
+            continue
+        shown = SimpleNamespace(__annotations__={name: parameter.annotation})
+        try:
+            expected = TypeAdapter(get_type_hints(shown, globalns=getattr(inner, "__globals__", {}))[name])
+            value = json.dumps(options[name])
+        except (NameError, AttributeError, SyntaxError, TypeError, ValueError, PydanticUserError):
+            continue  # the annotation has no meaning here, or the value comes from Python code
+        try:
+            expected.validate_json(value, strict=True)
+        except ValidationError as error:
+            written = parameter.annotation
+            wanted = written if isinstance(written, str) else inspect.formatannotation(written)
+            raise UserError(
+                f"The option {name!r} of the {of} must be of type {wanted}, got {type(options[name]).__name__}. Set it "
+                "to such a value."
+            ) from error
 
 
 def _listed(names: list[str], key: str) -> str:

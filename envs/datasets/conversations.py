@@ -41,6 +41,7 @@ def read_conversation(raw: object, where: str, index: int, folder: Path) -> dict
     Raises `UserError` for a malformed row.
     """
     row = _mapping(raw, where)
+    _check_one_form(row, where)
     context = 0
     if "conversations" in row:
         messages = _messages(row["conversations"], "conversations", where)
@@ -95,6 +96,17 @@ def _mapping(raw: object, where: str) -> dict[str, Any]:
     if not isinstance(raw, Mapping):
         raise UserError(f"{where}: a row must be an object with named columns, got {shown(raw)}.")
     return {key: value for key, value in raw.items() if value is not None}
+
+
+def _check_one_form(row: Mapping[str, Any], where: str) -> None:
+    """Raise `UserError` for a row with two conversations. `prompt` without `completion` is none."""
+    forms = [name for name in ("messages", "conversations") if name in row]
+    forms += ["prompt", "completion"] * ("prompt" in row and "completion" in row)
+    if len(forms) > 1 and forms != ["prompt", "completion"]:
+        raise UserError(
+            f"{where}: the row has several conversations ({', '.join(forms)}), but only one can be trained. Keep "
+            "'messages', 'conversations', or 'prompt' and 'completion'."
+        )
 
 
 def _checked(row: Mapping[str, Any], messages: list[Any], where: str, index: int, folder: Path) -> dict[str, Any]:

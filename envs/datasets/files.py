@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,11 +66,28 @@ def _jsonl_rows(path: Path) -> RawRows:
 
 def _json_line(line: str, where: str) -> object:
     try:
-        return json.loads(line)
+        row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{where} is not JSON: {error.msg} at column {error.colno}. Each line must be one JSON object."
         ) from error
+    _check_finite(row, where)
+    return row
+
+
+def _check_finite(row: object, where: str) -> None:
+    """Raise `UserError` for NaN and infinite numbers, which JSON does not have, but Python writes and reads."""
+    for column, value in row.items() if isinstance(row, dict) else ():
+        left = [value]
+        while left:
+            each = left.pop()
+            if isinstance(each, float) and not math.isfinite(each):
+                raise UserError(
+                    f"{where}: {column!r} has the number {each}, which JSON does not allow. Write null for a missing "
+                    "value, or the text in quotes."
+                )
+            if isinstance(each, dict | list):
+                left += each.values() if isinstance(each, dict) else each
 
 
 def _json_rows(path: Path) -> RawRows:
@@ -83,6 +101,7 @@ def _json_rows(path: Path) -> RawRows:
         yield from _jsonl_rows(path)
         return
     for number, row in enumerate(rows, 1):
+        _check_finite(row, f"{path}, row {number}")
         yield f"{path}, row {number}", row
 
 

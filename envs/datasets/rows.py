@@ -1,8 +1,9 @@
 """Check raw rows and convert them to the one form that environments, rewards and tools see.
 
-The prompt of a row is `messages` (a list of chat messages) or `prompt` (such a list, or a string that becomes one user
-message). Rewards and tools get all other columns. Rows of verl's datasets work unchanged: `reward_model.ground_truth`
-becomes `answer`, `extra_info.index` becomes the id, and the images of `images` replace `<image>` in the messages.
+The prompt of a row is either `messages` (a list of chat messages) or `prompt` (such a list, or a string that becomes
+one user message). Rewards and tools get all other columns. Rows of verl's datasets work unchanged:
+`reward_model.ground_truth` becomes `answer`, `extra_info.index` becomes the id, and the images of `images` replace
+`<image>` in the messages.
 `agentloop.envs.datasets.images.load_images` decodes them when an episode begins.
 """
 
@@ -31,6 +32,7 @@ def read_row(
         raw = asdict(raw)
     if not isinstance(raw, Mapping):
         raise UserError(f"{where}: a row must be an object with named columns, got {shown(raw)}.")
+    _check_answer(raw, where)
     row = {key: value for key, value in raw.items() if not _is_missing(value)}
     if row.get("videos"):
         raise UserError(f"{where}: 'videos' are not supported. Remove the column or the row.")
@@ -59,7 +61,22 @@ def _images(column: object, where: str, folder: Path) -> list[RowImage]:
     return [row_image(source, f"{where}: image {number}", folder) for number, source in enumerate(column, 1)]
 
 
+def _check_answer(row: Mapping[str, Any], where: str) -> None:
+    """Raise `UserError` for NaN and infinity: an answer must not vanish because a table could not hold it."""
+    for answer in (row.get("answer"), _nested(row, "reward_model", "ground_truth")):
+        if isinstance(answer, float) and not math.isfinite(answer):
+            raise UserError(
+                f"{where}: the answer is the number {answer}, which no reward can compare. Correct it, write it as "
+                "text, set it to null if the task has no answer, or remove the row."
+            )
+
+
 def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]:
+    if "messages" in row and "prompt" in row and row["messages"] != _asked(row["prompt"]):
+        raise UserError(
+            f"{where}: 'messages' and 'prompt' are both set and differ, but the model sees only one of them. "
+            "Remove the other."
+        )
     column = "messages" if "messages" in row else "prompt"
     if column not in row:
         raise UserError(
@@ -70,12 +87,17 @@ def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]
     if isinstance(value, str):
         if not value.strip():
             raise UserError(f"{where}: {column!r} is empty. Set it or remove the row.")
-        return [{"role": "user", "content": value}]
+        return _asked(value)
     if not isinstance(value, list | tuple) or not value:
         raise UserError(f"{where}: {column!r} must be a string or a list of messages, got {shown(value)}.")
     return [
         _message(item, f"{where}: message {position} of {column!r}", folder) for position, item in enumerate(value, 1)
     ]
+
+
+def _asked(prompt: Any) -> Any:
+    """Return the messages of a prompt, where a string is one user message."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def _message(item: object, where: str, folder: Path) -> Message:

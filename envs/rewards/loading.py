@@ -10,7 +10,7 @@ from agentloop.envs.rewards.base import Reward
 from agentloop.envs.rewards.function import RewardFunction
 from agentloop.envs.rewards.weighted import LoadedTerm, RewardTerm, WeightedSum
 from agentloop.errors import UserError, blaming
-from agentloop.registry.options import check_call
+from agentloop.registry.options import check_call, check_types
 from agentloop.registry.registry import Registry
 
 _HERE = "agentloop.envs.rewards"
@@ -48,7 +48,8 @@ def load_reward(
 ) -> RewardFunction:
     """Return the reward that a config names: a single one with `options`, or the weighted sum of several.
 
-    Raises `UserError` if it does not exist, or cannot be called as (trajectory, task, **options).
+    Raises `UserError` if it does not exist, cannot be called as (trajectory, task, **options), or has an option of a
+    wrong type.
     """
     if isinstance(spec, str):
         return _load_one(spec, options or {})
@@ -93,3 +94,4 @@ def _check(found: Callable[..., Any], given: tuple[None, ...], spec: str, option
             raise
         advice = f"It is written for verl: set env.reward to verl, and its option function to {spec!r}."
         raise UserError(f"{error} {advice}") from error
+    check_types(found, options, of=f"reward {spec!r}")

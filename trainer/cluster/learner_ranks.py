@@ -17,10 +17,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, as_completed, wait
 from functools import partial
 from queue import SimpleQueue
-from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -31,7 +30,7 @@ from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.cluster import process_group, session
 from agentloop.trainer.cluster.process_group import Rendezvous
-from agentloop.trainer.cluster.rank_actor import ASIDE, Objects, RankActor
+from agentloop.trainer.cluster.rank_actor import ASIDE, PROBES, Objects, RankActor
 from agentloop.trainer.cluster.reservation import GpuReservation
 
 T = TypeVar("T")
@@ -40,7 +39,7 @@ _log = logging.getLogger(__name__)
 PATIENCE = 900.0
 """Seconds after which ranks log their stacks; most calls take seconds."""
 _SETTLE_SECONDS = 10.0
-"""Seconds to wait for the failure that caused an error in a collective."""
+"""Seconds to wait for each rank to answer or to be reported dead, and for rank 0 to return after all have ended."""
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUBLAS_", "HF_", "AGENTLOOP_")
 """Prefixes of environment variables that ranks copy from this process."""
 _OF_THIS_NODE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -77,6 +76,8 @@ class LearnerRanks:
         self._failure: str | None = None
         self._is_closed = False
         self._actors: dict[int, Any] = {}
+        self._unanswered: set[Future[Any]] = set()
+        """Calls of actors that have not returned."""
         self._own_reservation: GpuReservation | None = None
         self._store: TCPStore | None = None
         self._owns_ray = session.connect_learner(ranks, nodes)
@@ -111,7 +112,7 @@ class LearnerRanks:
         reservation = self._reservation
         shares = self.device == "cuda" and not reservation.num_gpus
         ray = session.require_ray()
-        remote = ray.remote(concurrency_groups={ASIDE: 4})(RankActor)
+        remote = ray.remote(concurrency_groups={ASIDE: 4, PROBES: 1})(RankActor)
         environment = {"env_vars": _environment(shares)}
         for rank in range(1 if self._in_process else 0, self.ranks):
             options = reservation.actor_options(rank // self._per_node)
@@ -167,6 +168,9 @@ class LearnerRanks:
         if self._failure is not None:
             raise UserError(self._failure)
         answers: dict[Future[Any], int] = {call(rank, actor).future(): rank for rank, actor in self._actors.items()}
+        self._unanswered |= answers.keys()
+        for answer in answers:
+            answer.add_done_callback(self._unanswered.discard)
         here: Future[T] | None = None
         if self._in_process:
             here = _in_new_thread(local) if aside else self._thread.submit(local)
@@ -177,16 +181,20 @@ class LearnerRanks:
             if isinstance(error, UserError):
                 refusals[answers[answer]] = error
             elif error is not None:
-                self._fail(answers, here, error)
+                self._fail(answers, here, answer)
         if refusals:
             raise refusals[min(refusals)]
         first: Future[T] = next(answer for answer, rank in answers.items() if rank == 0)
         return first.result()
 
-    def _fail(self, answers: Mapping[Future[Any], int], here: Future[Any] | None, error: BaseException) -> None:
-        """End all ranks; raise the error of the rank that failed first."""
+    def _fail(self, answers: Mapping[Future[Any], int], here: Future[Any] | None, failed: Future[Any]) -> None:
+        """End all ranks after one of them `failed`; raise the error that caused it."""
+        error = _cause(failed.exception())
+        assert error is not None
+        if self._is_closed:  # Ray may be gone
+            raise UserError("The learner was closed during a call. Run the same command again to resume.") from error
         with self._lock:
-            culprit, cause = self._culprit(answers, here, error)
+            culprit, cause = self._culprit(answers, here, failed) or (None, error)
             if culprit is not None and self._failure is None:
                 self._failure = self._message(culprit, cause)
             self._end(here)
@@ -196,23 +204,25 @@ class LearnerRanks:
         raise UserError(self._failure) from cause
 
     def _culprit(
-        self, answers: Mapping[Future[Any], int], here: Future[Any] | None, error: BaseException
-    ) -> tuple[int | None, BaseException]:
+        self, answers: Mapping[Future[Any], int], here: Future[Any] | None, failed: Future[Any]
+    ) -> tuple[int, BaseException] | None:
         """Return a rank that died, or else the first that raised, and its error.
 
-        The rank is None if only the rank of this process raised.
+        Returns None if only the rank of this process raised.
         """
-        deadline = monotonic() + _SETTLE_SECONDS
-        ended = dict.fromkeys(answer for answer in answers if answer.done())
-        while not any(_died(answer) for answer in ended) and monotonic() < deadline:
-            wait([answer for answer in answers if answer not in ended], 0.1, FIRST_COMPLETED)
-            ended |= dict.fromkeys(answer for answer in answers if answer.done())
-        failed = [each for each in ended if each is not here and each.exception() is not None]
-        for answer in sorted(failed, key=_died, reverse=True):
-            cause = _cause(answer.exception())
+        # A rank that dies breaks the collectives of the others before Ray reports its death. So ask all for an answer.
+        probes = {
+            actor.answer.options(concurrency_group=PROBES).remote().future(): rank
+            for rank, actor in self._actors.items()
+        }
+        wait(probes, _SETTLE_SECONDS, FIRST_EXCEPTION)
+        ranks = {**answers, **probes}
+        raised = [each for each in ranks if each is not here and each.done() and each.exception() is not None]
+        for each in sorted(raised, key=lambda each: (_died(each), each is failed), reverse=True):
+            cause = _cause(each.exception())
             if cause is not None and not isinstance(cause, UserError):
-                return answers[answer], cause
-        return None, error
+                return ranks[each], cause
+        return None
 
     def _message(self, rank: int, cause: BaseException) -> str:
         ray = session.require_ray()
@@ -265,6 +275,8 @@ class LearnerRanks:
             return
         self._is_closed = True
         self._kill()
+        # After Ctrl-C a thread may wait for a call, which never returns if Ray is gone before it reports the end.
+        wait(set(self._unanswered), _SETTLE_SECONDS)
         self._thread.close()
         self._objects.clear()
         if self._in_process:

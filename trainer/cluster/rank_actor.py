@@ -17,6 +17,8 @@ Objects = dict[str, Any]
 """Name -> object of a rank that outlives a call."""
 ASIDE = "aside"
 """Concurrency group of calls that run concurrently with others."""
+PROBES = "probes"
+"""Concurrency group of `answer`, which must not wait for calls that hang."""
 
 
 class RankActor:
@@ -29,6 +31,9 @@ class RankActor:
         if threads is not None:
             torch.set_num_threads(threads)
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+    def answer(self) -> None:
+        """Return at once, to show that this process lives."""
 
     def check(self, node: str, rendezvous: Rendezvous, ranks_of_node: int, version: str) -> None:
         """Raise `UserError` if this node cannot host its ranks."""

@@ -15,6 +15,7 @@ from agentloop.trainer.rehearsal.prompts import measure
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.model_folder import find_model
+from agentloop.trainer.run.resume import describe_resumption
 from agentloop.trainer.sizing.batch_sizes import BatchSizes
 
 
@@ -67,14 +68,15 @@ def rehearse(config: RunConfig, folder: Path, placement: dict[str, str]) -> Rehe
         checked |= played.lines
         warnings += played.warnings
     config = with_steps(config, len(tasks.train))
-    return Rehearsal(config, _derived(config, tasks, folder, longest) | placement, checked, warnings)
+    return Rehearsal(config, _derived(config, tasks, RunFolder(folder), longest) | placement, checked, warnings)
 
 
-def _derived(config: RunConfig, tasks: RunTasks | RolloutSetup, folder: Path, longest: int) -> dict[str, str]:
+def _derived(config: RunConfig, tasks: RunTasks | RolloutSetup, folder: RunFolder, longest: int) -> dict[str, str]:
     run, num_train, num_eval = config.run, len(tasks.train), len(tasks.eval)
     epochs = run.steps * config.algorithm.groups_per_step / num_train
     return {
-        "folder": str(folder),
+        "folder": str(folder.root),
+        **describe_resumption(config, folder),
         "tasks": f"{num_train} to train on, {num_eval} held out",
         "tools": ", ".join(tool.name for tool in config.env.tools) or "none",
         "longest episode": f"{longest} tokens",

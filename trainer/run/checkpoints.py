@@ -121,8 +121,6 @@ def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """Return the steps of the complete checkpoints in ascending order."""
-    if not folder.is_dir():
-        return []
     return [step for step in map(step_of, _complete(folder)) if step is not None]
 
 
@@ -145,5 +143,6 @@ def remove_unfinished(folder: Path) -> None:
 
 def _complete(folder: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first."""
-    found = [path for path in folder.iterdir() if path.name == step_name(step_of(path) or 0)]
+    paths = folder.iterdir() if folder.is_dir() else ()
+    found = [path for path in paths if path.name == step_name(step_of(path) or 0)]
     return sorted((path for path in found if (path / _STATE).is_file()), key=lambda path: step_of(path) or 0)

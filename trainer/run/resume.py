@@ -57,19 +57,37 @@ def open_run(config: TrainingConfig, root: Path) -> tuple[RunFolder, tuple[Path,
     """
     folder = RunFolder(root)
     folder.make()
-    resolved = config.model_dump(mode="json")
     remove_unfinished(folder.checkpoints)
+    checkpoint = checkpoint_to_resume(config, folder)
+    folder.forget_after(checkpoint[1].step if checkpoint else -1)
+    folder.write_config(config.model_dump(mode="json"))
+    return folder, checkpoint
+
+
+def checkpoint_to_resume(config: TrainingConfig, folder: RunFolder) -> tuple[Path, RunState] | None:
+    """Return the checkpoint from which `open_run` resumes a run, without changing its folder, which may be missing.
+
+    Raises `UserError` if the folder has a run with other settings.
+    """
     checkpoint = latest_checkpoint(folder.checkpoints)
     before = folder.read_config() if folder.read_metrics() else None
     started_with = checkpoint[1].config if checkpoint else before
+    resolved = config.model_dump(mode="json")
     if started_with is not None and (changed := changed_keys(started_with, resolved, type(config))):
         raise UserError(
-            f"The run in {root} was started with other settings: {'; '.join(changed)}. Set them back to resume it, or "
-            "set run.folder to a new folder."
+            f"The run in {folder.root} was started with other settings: {'; '.join(changed)}. Set them back to resume "
+            "it, or set run.folder to a new folder."
         )
-    folder.forget_after(checkpoint[1].step if checkpoint else -1)
-    folder.write_config(resolved)
-    return folder, checkpoint
+    return checkpoint
+
+
+def describe_resumption(config: TrainingConfig, folder: RunFolder) -> dict[str, str]:
+    """Return label -> text about the step after which a run in `folder` resumes; empty if it starts from the beginning.
+
+    Raises `UserError` as `checkpoint_to_resume` does.
+    """
+    checkpoint = checkpoint_to_resume(config, folder)
+    return {} if checkpoint is None else {"resumes": f"after step {checkpoint[1].step} of {config.run.steps}"}
 
 
 def changed_keys(

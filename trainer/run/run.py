@@ -33,7 +33,6 @@ from agentloop.errors import UserError
 from agentloop.process.seeding import seed_everything
 from agentloop.process.threads import FILES, LEARNER
 from agentloop.trainer import advantages
-from agentloop.trainer.batch.distillation import TeacherEndpoint
 from agentloop.trainer.batch.making import make_batch
 from agentloop.trainer.batch.outcomes import ScoreFn, TokenModels
 from agentloop.trainer.batch.train_batch import TrainBatch
@@ -72,7 +71,9 @@ class Run(StepLoop):
         *,
         timer: StageTimer,
         loggers: Sequence[Logger] = (),
+        teacher: ScoreFn | None = None,
     ) -> None:
+        """Create the run. `teacher` scores sampled tokens for distillation; None: the reference model does."""
         self.config = config = setup.config
         sampler, every = setup.sampler(), config.eval.every
         super().__init__(config, learner, sampler, folder, timer=timer, loggers=loggers, evaluates_every=every)
@@ -82,11 +83,7 @@ class Run(StepLoop):
         self.queue = self.producer.queue
         self.policy = self.queue.policy
         self.gpus = GpuTimeSharing(workers, learner, self.timer, alternate=config.placement.sleeps)
-        distillation = config.algorithm.distillation
-        self._teacher: ScoreFn = learner.reference_logprobs
-        """Teacher that scores sampled tokens for distillation."""
-        if distillation is not None and distillation.is_served:
-            self._teacher = TeacherEndpoint(distillation.teacher, distillation.served_name)
+        self._teacher = teacher or learner.reference_logprobs
         self._state = self._state_now()
         self._engine_checked = False
         """Whether engine and learner were compared since this process started."""

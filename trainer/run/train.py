@@ -28,14 +28,23 @@ async def train(config: RunConfig, folder: Path, observer: Observer | None = Non
     call resumes from the last checkpoint.
     """
     resolved, setup = resolve_run(config, folder)
-    distillation = resolved.algorithm.distillation
+    distillation, teacher = resolved.algorithm.distillation, None
     if distillation is not None and distillation.is_served:
-        TeacherEndpoint(distillation.teacher, distillation.served_name).start()
+        teacher = TeacherEndpoint(distillation.teacher, distillation.served_name)
+        teacher.start()
     async with open_training(setup.config, folder, observer or Observer()) as opened:
         workers = make_workers(resolved, setup, folder)
         try:
             with closing(await start(resolved, workers, folder, opened.timer)) as learner:
-                run = Run(setup, workers, learner, opened.folder, timer=opened.timer, loggers=opened.loggers)
+                run = Run(
+                    setup,
+                    workers,
+                    learner,
+                    opened.folder,
+                    timer=opened.timer,
+                    loggers=opened.loggers,
+                    teacher=teacher,
+                )
                 await run.complete(opened.checkpoint)
         finally:
             await workers.close()

@@ -35,8 +35,8 @@ def try_reward(
     reward: Annotated[
         str,
         typer.Argument(
-            help="Name of a reward, 'package.module:name' or 'path/to/file.py:name'; or the config.yaml of a recipe, "
-            "whose reward and tasks are used."
+            help="Name of a reward, 'package.module:name' or 'path/to/file.py:name'; or a recipe, whose reward and "
+            "tasks are used: its config.yaml, its folder or its name. A name that both have is that of the reward."
         ),
     ],
     answer: Annotated[str, typer.Argument(help="Last turn of the model.")],
@@ -55,7 +55,7 @@ def try_reward(
     config = _config(reward)
     if config is not None and option:
         raise UserError(
-            f"--option needs a reward, but {reward} is a config, which sets the options itself: omit --option."
+            f"--option needs a reward, but {reward} is a recipe, which sets the options itself: omit --option."
         )
     if config is None:
         function = load_reward(reward, read_pairs(option or []))
@@ -83,11 +83,14 @@ def try_reward(
 
 
 def _config(spec: str) -> RunConfig | None:
-    """Return the config of a recipe given by its path; None for other specs."""
-    from agentloop.api.recipe import load_run_config
+    """Return the config of a recipe given by its path or name; None for the spec of a reward."""
+    from agentloop.api.recipe import built_in_recipes, load_run_config
+    from agentloop.envs.rewards import REWARDS
 
     path = Path(spec).expanduser()
-    return load_run_config(spec, []) if path.suffix in (".yaml", ".yml") or path.is_dir() else None
+    is_path = path.suffix in (".yaml", ".yml") or path.is_dir()
+    is_recipe = is_path or (spec not in REWARDS and spec in built_in_recipes())
+    return load_run_config(spec, []) if is_recipe else None
 
 
 def _task(task: str | None, data: str | None, row: int, config: RunConfig | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from agentloop.envs.rewards import REWARDS
 from tests.support.installed import install
 
 REWARD = '''
-def length(trajectory, task, *, most=10):
+def length(trajectory, task, *, most: int = 10):
     """Return 1.0 for a short answer."""
     return {"reward": float(len(trajectory.final_text) <= most), "characters": len(trajectory.final_text)}
 
@@ -73,6 +73,12 @@ def test_the_rows_of_a_dataset_and_the_reward_of_a_recipe():
     assert parts(run("rewards", "try", ".", "36", "--row", "1"))["reward"] == 2.5
 
 
+def test_a_recipe_may_be_given_by_its_name_as_for_train():
+    assert parts(run("rewards", "try", "tiny", "no answer"))["reward"] == 0
+    # The name of both a reward and a recipe is that of the reward, whose options may be set.
+    assert parts(run("rewards", "try", "search_r1", "42", "--option", "format_reward=0.5")) == {"reward": 0}
+
+
 def test_a_row_that_cannot_be_judged_exits_with_1():
     result = run("rewards", "try", "exact", "42")
     assert (result.exit_code, result.stdout) == (1, "")
@@ -85,6 +91,10 @@ def test_a_row_that_cannot_be_judged_exits_with_1():
     ("arguments", "words"),
     [
         (["own.py:broken", "42"], "broken (own.py, line 6) returned None as the reward"),
+        (
+            ["own.py:length", "42", "--option", "most=few"],
+            "'most' of the reward 'own.py:length' must be of type int, got str",
+        ),
         (["exat", "42"], "Did you mean 'exact'"),
         (["exact", "42", "--data", "rows.jsonl", "--row", "2"], "has only 2 rows"),
         (["exact", "42", "--data", "rows.jsonl", "--task", "{}"], "omit one of them"),

@@ -40,8 +40,24 @@ def test_dry_run_places_a_run_on_gpus_of_other_machines(sums, capsys, monkeypatc
     assert "8 on each, but this node has 0 GPUs" in capsys.readouterr().err
 
 
+def test_a_dry_run_in_the_folder_of_a_run_ends_as_a_start_would(sums, capsys):
+    usual = (f"run.folder={sums}/run", "run.loggers=[]", "eval.every=0")
+    assert agentloop("train", sums, *usual, "run.steps=2") == 0
+    before = {path: path.stat().st_mtime_ns for path in (sums / "run").rglob("*")}
+    capsys.readouterr()
+    assert agentloop("train", sums, *usual, "run.steps=5", "--dry-run", "--resume") == 0
+    assert "resumes          after step 2 of 5\n" in capsys.readouterr().out
+    assert agentloop("train", sums, *usual, "learner.lr=0.5", "--dry-run") == 2
+    error = capsys.readouterr().err
+    assert "was started with other settings: learner.lr: " in error
+    assert "set run.folder to a new folder" in error
+    assert {path: path.stat().st_mtime_ns for path in (sums / "run").rglob("*")} == before
+
+
 def test_resume_needs_a_checkpoint(sums, capsys):
     assert agentloop("train", sums, "--resume", f"run.folder={sums}/run") == 2
+    assert "has no checkpoint to resume from" in capsys.readouterr().err
+    assert agentloop("train", sums, "--resume", "--dry-run", f"run.folder={sums}/run") == 2
     assert "has no checkpoint to resume from" in capsys.readouterr().err
     assert agentloop("train", sums, "--resume") == 2
     assert "with this config has a checkpoint below" in capsys.readouterr().err

@@ -24,6 +24,7 @@ def pair(**columns):
 
 def test_formats_of_conversations_are_read_alike():
     assert conversation(messages=[ASKED, SAID])["messages"] == [ASKED, SAID]
+    assert conversation(messages=[ASKED, SAID], prompt="Sum?")["messages"] == [ASKED, SAID]  # no second conversation
     of_prompt = conversation(prompt="Sum?", completion="3")
     assert (of_prompt["messages"], of_prompt["context"]) == ([ASKED, SAID], 1)
     sharegpt = [{"from": "human", "value": "Sum?"}, {"from": "gpt", "value": "3"}]
@@ -66,6 +67,8 @@ def test_pairs_have_a_prompt_or_the_beginning_that_both_share():
     ("read", "columns", "error"),
     [
         (conversation, {"prompt": "Sum?"}, "no finished conversation"),
+        (conversation, {"messages": [ASKED, SAID], "conversations": []}, "several .*messages, conversations"),
+        (conversation, {"messages": [ASKED, SAID], "prompt": "1?", "completion": "2"}, "several .*prompt, completion"),
         (conversation, {"messages": [ASKED]}, "an answer of the assistant"),
         (conversation, {"messages": [SAID, ASKED]}, "must begin with another message"),
         (conversation, {"messages": "Sum?"}, "must be a list of messages"),

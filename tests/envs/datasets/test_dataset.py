@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from agentloop.envs.datasets.dataset import load_dataset
+from agentloop.envs.datasets.dataset import load_conversations, load_dataset
 from agentloop.errors import UserError
 
 
@@ -72,6 +72,28 @@ def test_malformed_line_is_named(tmp_path):
     path.write_text('{"prompt": "a"}\n\n{"prompt": "b"\n')
     with pytest.raises(UserError, match=r"d\.jsonl, line 3 is not JSON"):
         load_dataset(str(path))
+
+
+@pytest.mark.parametrize("load", [load_dataset, load_conversations])
+@pytest.mark.parametrize(
+    ("name", "text", "where"),
+    [
+        ("d.jsonl", '{"prompt": "a"}\n{"prompt": "b", "answer": NaN}\n', "line 2: 'answer' has the number nan"),
+        ("d.json", '[{"prompt": "b", "extra_info": {"index": [Infinity]}}]', "row 1: 'extra_info' has the number inf"),
+        ("d.ndjson", '{"prompt": "b", "level": -1e999}\n', "line 1: 'level' has the number -inf"),
+    ],
+)
+def test_numbers_that_json_does_not_have_are_refused(tmp_path, load, name, text, where):
+    (tmp_path / name).write_text(text.replace("}", ', "completion": "c"}'))
+    with pytest.raises(UserError, match=rf"{name}, {where}, which JSON does not allow\. Write null"):
+        load(str(tmp_path / name))
+
+
+def test_an_answer_in_parquet_that_is_no_number_is_refused_and_null_is_none(tmp_path):
+    parquet.write_table(pa.table({"prompt": ["a", "b"], "answer": [None, float("nan")]}), tmp_path / "d.parquet")
+    assert "answer" not in load_dataset(str(tmp_path / "d.parquet"), limit=1)[0]
+    with pytest.raises(UserError, match=r"d\.parquet, row 2: the answer is the number nan"):
+        load_dataset(str(tmp_path / "d.parquet"))
 
 
 def test_row_without_prompt_is_named(tmp_path):

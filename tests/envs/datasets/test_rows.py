@@ -16,11 +16,24 @@ def test_prompt_string_becomes_a_user_message():
     }
 
 
-def test_messages_take_precedence_over_prompt():
+def test_messages_and_a_prompt_must_say_the_same():
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    row = read_row({"messages": messages, "prompt": "ignored", "id": 7}, "d", 3)
-    assert row["messages"] == messages
-    assert row["id"] == "7"
+    with pytest.raises(
+        UserError, match=r"d, line 4: 'messages' and 'prompt' are both set and differ.*Remove the other"
+    ):
+        read_row({"messages": messages, "prompt": "Hi"}, "d, line 4", 3)
+    assert read_row({"messages": messages, "prompt": None, "id": 7}, "d", 3)["id"] == "7"
+    read = read_row({"prompt": "Hi"}, "d", 3)  # a dataset function may yield rows that were read before
+    assert read_row(read, "d", 3) == read
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"answer": float("nan")}, {"answer": float("-inf")}, {"reward_model": {"ground_truth": float("nan")}}],
+)
+def test_an_answer_that_is_no_number_does_not_vanish(columns):
+    with pytest.raises(UserError, match=r"d, row 2: the answer is the number (nan|-inf).*set it to null"):
+        read_row({"prompt": "0 / 0?", **columns}, "d, row 2", 1)
 
 
 def test_verl_columns_are_read_unchanged():
@@ -41,13 +54,13 @@ def test_verl_columns_are_read_unchanged():
 
 def test_null_columns_are_dropped():
     row = read_row(
-        {"prompt": [{"role": "user", "content": "Hi", "tool_calls": None}], "answer": float("nan"), "image": None},
+        {"prompt": [{"role": "user", "content": "Hi", "tool_calls": None}], "answer": None, "level": float("nan")},
         "d",
         0,
     )
     assert row["messages"] == [{"role": "user", "content": "Hi"}]
     assert "answer" not in row
-    assert "image" not in row
+    assert "level" not in row
 
 
 def test_call_without_content_gets_empty_content():

@@ -19,6 +19,7 @@ from agentloop.errors import UserError
 from agentloop.trainer.cluster import process_group
 from agentloop.trainer.cluster.learner_ranks import LearnerRanks, warn_of_few_cores
 from agentloop.trainer.cluster.rank_actor import Objects
+from agentloop.trainer.cluster.reservation import GpuReservation
 from agentloop.trainer.cluster.session import log_folder
 from agentloop.trainer.run.folder import RunFolder
 from tests.support.processes import descendants, wait_until_gone
@@ -96,11 +97,44 @@ def test_a_rank_that_dies_before_all_have_joined_is_named(monkeypatch: pytest.Mo
     assert not ray.is_initialized()
 
 
+def test_a_call_ends_when_the_learner_is_closed_meanwhile(monkeypatch: pytest.MonkeyPatch):
+    """As after Ctrl-C: the run waits for the thread that makes the call, which Ray answers only until its shutdown."""
+    ranks = LearnerRanks(2, "cpu", in_process=False)
+    errors: list[UserError] = []
+
+    def call() -> None:
+        try:
+            ranks.run(_sleep, 120.0)
+        except UserError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    time.sleep(0.5)
+    kill, shutdown = ray.kill, ray.shutdown
+    ended: list[bool] = []
+
+    def shut_down() -> None:
+        thread.join(0.5)
+        ended.append(not thread.is_alive())
+        shutdown()
+
+    monkeypatch.setattr(ray, "kill", lambda *given, **options: threading.Timer(2.0, kill, given, options).start())
+    monkeypatch.setattr(GpuReservation, "release", lambda reservation: None)  # it would kill the ranks, too
+    monkeypatch.setattr(ray, "shutdown", shut_down)
+    ranks.close()
+    assert ended == [True]
+    assert "was closed during a call" in str(errors)
+    assert not ray.is_initialized()
+
+
 @pytest.mark.usefixtures("ray")
 def test_an_error_on_one_rank_ends_all_with_its_text():
     ranks = LearnerRanks(2, "cpu")
+    begun = time.monotonic()
     with pytest.raises(UserError, match=r"^Learner rank 1 of 2 raised ValueError: a bug in the loss on node \S+: run"):
         ranks.run(_raise)
+    assert time.monotonic() - begun < 8  # it does not wait for a death that nobody will report
     ranks.close()
 
 
@@ -108,8 +142,10 @@ def test_an_error_on_one_rank_ends_all_with_its_text():
 def test_an_error_of_rank_0_keeps_its_type_and_ends_the_others():
     ranks = LearnerRanks(2, "cpu")
     pids = descendants(os.getpid(), RANK)
+    begun = time.monotonic()
     with pytest.raises(ZeroDivisionError):
         ranks.run(_divide)
+    assert time.monotonic() - begun < 8
     for pid in pids:
         wait_until_gone(pid)
     ranks.close()

@@ -1,8 +1,14 @@
 """A dry run on given answers."""
 
+import json
+
 import pytest
 
+from agentloop.api.recipe import load_fine_tuning_config
 from agentloop.cli import main
+from agentloop.trainer.run.checkpoints import FORMAT
+from agentloop.trainer.run.resume import open_run
+from agentloop.trainer.schedule.queue import QueueState
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +32,34 @@ def test_steps_epochs_and_batch_size_are_shown_apart(dry_run):
     assert "pairs            2 to train on, 0 held out\n" in shown
     assert "steps            3, 3.00 epochs\n" in shown
     assert "batch size       2\n" in shown
+
+
+def test_trained_turns_are_shown_apart(answers, dry_run):
+    turns = [("user", "1 plus 1?"), ("assistant", "It is 2."), ("user", "2 plus 2?"), ("assistant", "It is 4.")]
+    row = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    (answers / "conversations.jsonl").write_text(json.dumps(row))
+    code, shown, _ = dry_run("sft")
+    assert code == 0
+    assert "first, trained   'It is 2.<|im_end|>', 'It is 4.<|im_end|>'\n" in shown
+    row["messages"] *= 4
+    (answers / "conversations.jsonl").write_text(json.dumps(row))
+    assert "'It is 2.<|im_end|>', and 3 more turns\n" in dry_run("sft")[1]
+
+
+def test_a_run_in_the_folder_is_resumed_only_with_its_settings(answers, dry_run):
+    config = load_fine_tuning_config(str(answers), [], "sft")
+    folder, _ = open_run(config, answers / "run")
+    folder.append_metrics({"step": 1})
+    step = folder.checkpoints / "step_000003"
+    step.mkdir()
+    state = {"step": 3, "sampler": {}, "config": config.model_dump(mode="json"), "format": FORMAT}
+    (step / "state.json").write_text(json.dumps(state | {"queue": QueueState().as_json()}))
+    code, shown, _ = dry_run("sft", f"run.folder={answers}/run")
+    assert code == 0
+    assert "resumes          after step 3 of 4\n" in shown
+    code, _, error = dry_run("sft", f"run.folder={answers}/run", "batch_size=6")
+    assert code == 2
+    assert "was started with other settings: batch_size: 4 -> 6. Set them back" in error
 
 
 def test_a_folder_that_cannot_be_written_to(answers, dry_run):

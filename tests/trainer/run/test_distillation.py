@@ -116,10 +116,13 @@ def service(sums_model):
     server.server_close()
 
 
-async def test_a_service_scores_as_the_model_does(sums, service):
+async def test_a_service_scores_as_the_model_does(sums, service, monkeypatch):
+    made, make = [], TeacherEndpoint.__init__
+    monkeypatch.setattr(TeacherEndpoint, "__init__", lambda *given: made.append(make(*given)))
     folder = await train(config(sums, service, "run.steps=1"), sums / "run")
     [line] = folder.read_metrics()
     assert line["distillation/reverse_kl"] == pytest.approx(0, abs=1e-4)  # it serves the model itself
+    assert len(made) == 1  # the check at the start and the run share its client
 
 
 def test_a_service_that_cannot_be_reached_is_named():
