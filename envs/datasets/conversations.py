@@ -31,6 +31,8 @@ _SHAREGPT_ROLES = {
 }
 _ROLES = {"developer": "system", "function": "tool"}
 _CALLS = ("function_call", "tool_call")
+_ANSWERERS = ("assistant", "gpt", *_CALLS)
+_PAIR = ("chosen", "rejected")
 _COLUMNS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected", "tools", "functions", "system")
 
 
@@ -66,20 +68,21 @@ def read_conversation(raw: object, where: str, index: int, folder: Path) -> dict
 def read_pair(raw: object, where: str, index: int, folder: Path) -> dict[str, Any]:
     """Return a row with the conversations `chosen` and `rejected`, `tools` and `context` as in `read_conversation`.
 
-    Without a `prompt`, the messages with which both begin are the context. Raises `UserError` for a malformed row.
+    The messages with which both begin are the context if there is no `prompt`, or if both already contain it, as in
+    many published data sets. Raises `UserError` for a malformed row.
     """
     row = _mapping(raw, where)
-    if missing := [name for name in ("chosen", "rejected") if name not in row]:
+    if missing := [name for name in _PAIR if name not in row]:
         raise UserError(
             f"{where}: the row has no {' and no '.join(map(repr, missing))}, only {sorted(map(str, row))}. A "
             "preference pair needs both."
         )
-    if "prompt" in row:
+    if "prompt" in row and not all(_contains_prompt(row[name], row["prompt"]) for name in _PAIR):
         prompt = _said(row["prompt"], "user", "prompt", where)
-        both = [prompt + _said(row[name], "assistant", name, where) for name in ("chosen", "rejected")]
+        both = [prompt + _said(row[name], "assistant", name, where) for name in _PAIR]
         context = len(prompt)
     else:
-        both = [_messages(row[name], name, where) for name in ("chosen", "rejected")]
+        both = [_messages(row[name], name, where) for name in _PAIR]
         context = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False)))
     if both[0] == both[1]:
         raise UserError(f"{where}: 'chosen' and 'rejected' are equal. Remove the row.")
@@ -87,9 +90,19 @@ def read_pair(raw: object, where: str, index: int, folder: Path) -> dict[str, An
     found = [_checked(row, _with_system(messages, row), where, index, folder) for messages in both]
     for each in found:
         _check_answered(each["messages"], where)
-    conversations = {name: each["messages"] for name, each in zip(("chosen", "rejected"), found, strict=True)}
+    conversations = {name: each["messages"] for name, each in zip(_PAIR, found, strict=True)}
     own = {key: value for key, value in found[0].items() if key != "messages"}
     return own | conversations | {"tools": _tools(row, where), "context": context + added}
+
+
+def _contains_prompt(answer: object, prompt: object) -> bool:
+    """Return whether an answer of a pair is a whole conversation. A prompt in text is then one of its messages."""
+    if not isinstance(answer, list | tuple):
+        return False
+    if isinstance(prompt, list | tuple):
+        return list(answer[: len(prompt)]) == list(prompt)
+    first = answer[0] if answer else None
+    return isinstance(first, Mapping) and first.get("role", first.get("from")) not in _ANSWERERS
 
 
 def _mapping(raw: object, where: str) -> dict[str, Any]:

@@ -63,6 +63,21 @@ def test_pairs_have_a_prompt_or_the_beginning_that_both_share():
     assert shared["context"] == 3
 
 
+@pytest.mark.parametrize("prompt", ["Sum?", [ASKED]])
+def test_a_prompt_that_both_answers_contain_is_not_repeated(prompt):
+    given = pair(prompt=prompt, chosen=[ASKED, SAID], rejected=[ASKED, SAID | {"content": "4"}])
+    assert (given["chosen"], given["context"]) == ([ASKED, SAID], 1)
+    guided = [{"role": "system", "content": "Add."}, ASKED]
+    given = pair(prompt="Sum?", chosen=[*guided, SAID], rejected=[*guided, SAID | {"content": "4"}])
+    assert (given["chosen"], given["context"]) == ([*guided, SAID], 2)
+
+
+def test_answers_that_begin_with_other_messages_follow_the_prompt():
+    guided = [{"role": "system", "content": "Add."}, ASKED]
+    given = pair(prompt=guided, chosen=[SAID], rejected=[SAID | {"content": "4"}])
+    assert (given["chosen"], given["context"]) == ([*guided, SAID], 2)
+
+
 @pytest.mark.parametrize(
     ("read", "columns", "error"),
     [
