@@ -129,8 +129,9 @@ class Tool:
     arguments: ArgumentSchema | None = None
     """Argument schema to use instead of the signature of `call`."""
     by_name_only: bool = False
-    """Whether a daemon offers the tool only if its command line names it: it reaches files or networks of the host, or
-    needs a box of the episode."""
+    """Whether a daemon offers the tool only if its command line names it: it reaches files or networks of the host."""
+    needs_box: bool = False
+    """Whether the tool works only in the box of an episode, so that no daemon can offer it."""
     limit: SharedLimit | None = None
     """Limit on the calls of all processes. The options `max_concurrency` and `calls_per_second` of a config set it."""
 

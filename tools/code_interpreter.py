@@ -62,7 +62,7 @@ class CodeInterpreter(Tool):
         max_images: int = 0,
         **sandbox_options: Any,
     ) -> None:
-        """Create the sandbox that all trajectories share. Raises `UserError` for an unknown level or option.
+        """Create the sandbox that all trajectories share. Raises `UserError` for an unknown level, option or limit.
 
         `sandbox` is "local" for the default isolation level of this machine, the name of a level, or the addresses of
         sandbox daemons (`http://a:8080,http://b:8080`). `sandbox_options` configure it (`packages=["numpy"]`, `token=`,
@@ -70,6 +70,10 @@ class CodeInterpreter(Tool):
         maximum seconds of the code. `max_images` is the number of images that a notebook call may show: 0 for text
         models.
         """
+        if max_traceback_lines < 1 or max_images < 0:
+            raise UserError(
+                "The tool code_interpreter needs at least 1 `max_traceback_lines`, and no `max_images` below 0."
+            )
         self.sandbox = sandbox_at(sandbox, sandbox_options, of="tool 'code_interpreter'", owner=CodeInterpreter)
         self.timeout = timeout + _QUEUE_SECONDS
         # Create both here, because they raise for invalid limits.

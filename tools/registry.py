@@ -7,7 +7,7 @@ import inspect
 from typing import Any, Protocol, runtime_checkable
 
 from agentloop.errors import UserError, blaming
-from agentloop.registry.options import check_call
+from agentloop.registry.options import check_call, check_types
 from agentloop.registry.registry import Registry
 from agentloop.tools.base import Tool
 from agentloop.tools.function import tool
@@ -32,7 +32,7 @@ def load(spec: str, **options: Any) -> Tool:
     """Return the tool of a registered name, 'package.module:name' or 'path/to/file.py:name'.
 
     The name refers to a `Tool` class, which is created with `options`, to a `Tool`, or to a function, which becomes a
-    tool. Raises `UserError`.
+    tool. Raises `UserError`, also for an option of a wrong type.
     """
     tools = load_all(spec, **options)
     if len(tools) != 1:
@@ -62,6 +62,7 @@ def load_all(
 def _make(spec: str, found: Any, options: dict[str, Any]) -> Tool | ToolSource:
     if isinstance(found, type) and (issubclass(found, Tool) or issubclass(found, ToolSource)):
         check_call(found, options, of=f"tool {spec!r}", call=f"{found.__name__}(**options)")
+        check_types(found, options, of=f"tool {spec!r}")
         with blaming(f"The tool {spec!r} cannot be created"):
             return found(**options)
     made = as_tool(spec, found)

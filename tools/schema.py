@@ -9,6 +9,7 @@ and 1 are refused.
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 import warnings
 from collections.abc import Callable, Mapping
@@ -48,13 +49,15 @@ class Arguments:
         hints = self._hints(function, parameters)
         fields = {_PREFIX + p.name: _field(p, hints[p.name], descriptions.get(p.name)) for p in parameters}
         try:
-            with warnings.catch_warnings():
-                # pydantic omits a default that does not serialise. The argument stays optional.
-                warnings.simplefilter("ignore")
-                model: type[BaseModel] = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)  # type: ignore[call-overload]
-                schema = model.model_json_schema()
+            model, schema = _model(fields)
         except PydanticUserError as error:
-            raise UserError(f"No JSON Schema describes a parameter of {self._what}: {error.message}") from error
+            unfit = " and ".join(f"the parameter {p.name!r}" for p in parameters if not _fits(_PREFIX + p.name, fields))
+            # The sentences after the first explain settings of pydantic's models, which the author cannot reach.
+            reason = error.message.partition(". ")[0].removesuffix(".")
+            raise UserError(
+                f"No JSON Schema describes {unfit} of {self._what}: {reason}. Use types that JSON can express, such as "
+                "str, list[int] or a pydantic model."
+            ) from error
         self._names = [parameter.name for parameter in parameters]
         self._validate = model.__pydantic_validator__.validate_python
         self.schema: dict[str, Any] = {"properties": {}, **_clean(schema, schema.pop("$defs", {}))}
@@ -65,6 +68,11 @@ class Arguments:
                 raise UserError(
                     f"No schema describes the parameter {str(parameter).split(':')[0]!r} of {self._what}: name each "
                     "parameter of a tool, without *args, **kwargs and positional-only ones."
+                )
+            if re.search(r"\bToolContext\b", str(parameter.annotation)):
+                raise UserError(
+                    f"The parameter {parameter.name!r} of {self._what} is a ToolContext, which the model cannot pass: "
+                    "name it ctx, and make it the first parameter."
                 )
             if parameter.annotation is parameter.empty:
                 raise UserError(
@@ -132,6 +140,24 @@ class SchemaArguments:
             lines = [f"{'.'.join(map(str, p.path)) or 'arguments'}: {p.message[:_MAX_MESSAGE]}" for p in problems]
             raise ArgumentError("\n".join(lines[:_MAX_PROBLEMS]))
         return dict(arguments)
+
+
+def _model(fields: Mapping[str, Any]) -> tuple[type[BaseModel], dict[str, Any]]:
+    """Return the model of these fields and its JSON Schema. Raises `PydanticUserError` if there is none."""
+    with warnings.catch_warnings():
+        # pydantic omits a default that does not serialise. The argument stays optional.
+        warnings.simplefilter("ignore")
+        model: type[BaseModel] = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)  # type: ignore[call-overload]
+        return model, model.model_json_schema()
+
+
+def _fits(name: str, fields: Mapping[str, Any]) -> bool:
+    """Return whether a schema describes the field of this name alone: the errors of pydantic do not name fields."""
+    try:
+        _model({name: fields[name]})
+    except PydanticUserError:
+        return False
+    return True
 
 
 def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> tuple[Any, FieldInfo]:

@@ -19,7 +19,8 @@ _logger = logging.getLogger(__name__)
 class Toolset:
     """Tools by name, with their schemas and validators, which are built once.
 
-    Raises `UserError` if two tools have the same name or no schema describes a signature.
+    Raises `UserError` if two tools have the same name, a timeout is not a number above 0, or no schema describes a
+    signature.
     """
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -32,6 +33,7 @@ class Toolset:
                 )
             if tool.name in self.tools:
                 raise UserError(f"Two tools have the name {tool.name!r}: rename one of them (`name = ...`).")
+            _check_timeout(tool)
             self.tools[tool.name] = tool
         self._arguments = {name: arguments_of(tool) for name, tool in self.tools.items()}
         self.schemas: list[dict[str, Any]] = [
@@ -66,6 +68,13 @@ class Toolset:
                 await tool.shutdown()
             except Exception:
                 _logger.exception("The tool %r failed to shut down.", name)
+
+
+def _check_timeout(tool: Tool) -> None:
+    seconds: Any = tool.timeout
+    # Infinity is valid: the tools of some environments leave the time to the environment.
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise UserError(f"timeout of the tool {tool.name!r} must be a number of seconds above 0, got {seconds!r}.")
 
 
 def arguments_of(tool: Tool) -> ArgumentSchema:

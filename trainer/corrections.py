@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from agentloop.registry import options as registry_options
 from agentloop.registry.options import Config
@@ -112,21 +113,39 @@ def truncate(log_ratio: Tensor, tokens: TrainedTokens, options: TruncateOptions)
     return ratio_at(options.level, log_ratio, tokens).clamp(max=options.cap)
 
 
-class BoundsOptions(LevelOptions):
+class BoundsOptions(Config):
+    """Options of corrections that keep ratios within [low, high]."""
+
+    low: float = Field(ge=0)
+    high: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _are_in_order(self) -> Self:
+        if not self.low <= self.high:
+            # A plain ValueError would show as "Value error, ...".
+            raise PydanticCustomError(
+                "bounds",
+                "low is {low} and high is {high}, so nothing would be trained. Set low to high or less",
+                {"low": f"{self.low:g}", "high": f"{self.high:g}"},
+            )
+        return self
+
+
+class MaskOptions(BoundsOptions, LevelOptions):
     """Options of `mask`."""
 
     low: float = Field(default=0.0, ge=0)
     high: float = Field(default=2.0, gt=0)
 
 
-@register("mask", BoundsOptions, tokenwise=_at_token_level)
-def mask(log_ratio: Tensor, tokens: TrainedTokens, options: BoundsOptions) -> Tensor:
+@register("mask", MaskOptions, tokenwise=_at_token_level)
+def mask(log_ratio: Tensor, tokens: TrainedTokens, options: MaskOptions) -> Tensor:
     """Return the ratio, or 0 if it is outside [low, high]: masked importance sampling."""
     ratio = ratio_at(options.level, log_ratio, tokens)
     return ratio * _within(ratio, options.low, options.high)
 
 
-class IcePopOptions(Config):
+class IcePopOptions(BoundsOptions):
     """Options of `icepop`."""
 
     low: float = Field(default=0.5, ge=0)
@@ -140,7 +159,7 @@ def icepop(log_ratio: Tensor, tokens: TrainedTokens, options: IcePopOptions) -> 
     return ratio * _within(ratio, options.low, options.high)
 
 
-class RejectOptions(BoundsOptions):
+class RejectOptions(BoundsOptions, LevelOptions):
     """Options of `reject`."""
 
     level: Level = Level.GEOMETRIC

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ class Hints:
     """Hints of one run, which writes to `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._view = f"View its trajectories: agentloop view {folder}"
+        self._view = f"View its trajectories: agentloop view {shlex.quote(str(folder))}"
         self._causes: set[str] = set()
         self._given: set[str] = set()
 

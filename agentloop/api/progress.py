@@ -6,6 +6,7 @@ Other outputs get one plain line per step.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from agentloop.api.hints import Hints
 from agentloop.api.live import live
-from agentloop.config.run import RunConfig
+from agentloop.config.run import RunConfig, schedule_updates
 from agentloop.trainer.run.checkpoints import checkpoint_steps
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.schedule.observers import Observer, Part, Stage
@@ -96,7 +97,8 @@ class RunProgress(Observer):
         if self._folder is None:
             return
         if kind is None:
-            self.show(f"model saved in {self._folder}/model; curves and trajectories: agentloop view {self._folder}")
+            view = f"agentloop view {shlex.quote(str(self._folder))}"
+            self.show(f"model saved in {self._folder}/model; curves and trajectories: {view}")
         else:
             self.show(f"stopped after step {self._step}{self._checkpoint()}; continue with: {self._continue_with}")
 
@@ -118,7 +120,7 @@ class RunProgress(Observer):
         resumed = f", resuming after step {done}" if done else ""
         self.show(f"run folder {folder}{resumed}")
         if done >= config.run.steps:
-            self.show(f"all {config.run.steps} steps are done; raise run.steps to train further")
+            self.show(f"all {config.run.steps} steps are done; to train further, {_way_to_go_on(config, folder)}")
         if isinstance(config, RunConfig) and not done:
             self.show(*(f"{name:16} {value}" for name, value in BatchSizes.of(config).lines().items()))
 
@@ -191,6 +193,16 @@ class EpisodeProgress:
     def advance(self) -> None:
         """Count a finished episode."""
         self._bars.advance(self._episodes)
+
+
+def _way_to_go_on(config: TrainingConfig, folder: Path) -> str:
+    """Return how to train the model of a finished run further."""
+    learner, updates = config.learner, schedule_updates(config)
+    if learner.lr_schedule != "constant" and (updates or 0) <= config.run.steps * learner.mini_batches:
+        ended = f"learner.lr_schedule={learner.lr_schedule} has ended"
+        return f"start a new run in another folder with model={shlex.quote(str(folder))}, because {ended}"
+    # The config here has the number of steps even if the user set run.epochs.
+    return "raise run.steps, or run.epochs if that sets the length of the run"
 
 
 def _bars(console: Console) -> Progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +28,7 @@ def from_verl(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write the config to; default: standard output.")
+        Path | None, typer.Option("--output", "-o", help="New file for the config; default: standard output.")
     ] = None,
 ) -> None:
     """Convert a launch script or a config of verl to a config of agentloop.
@@ -38,8 +39,11 @@ def from_verl(
     """
     import yaml
 
+    from agentloop.errors import UserError
     from agentloop.trainer.from_verl import convert
 
+    if output is not None and output.exists():  # the script itself, or a config that was edited
+        raise UserError(f"{output} exists. Write to a new file.")
     converted = convert(*source, variables=dict(_variable(each) for each in env or ()))
     head = [
         f"# Converted from {Path(source[0]).name if '=' not in source[0] else 'a command'} of verl.",
@@ -50,11 +54,21 @@ def from_verl(
     if output is None:
         typer.echo(text, nl=False)
         return
-    output.write_text(text)
+    _write(output, text)
     typer.echo(
         f"Wrote {output}. Its first lines list {len(converted.lacks)} settings that were not converted and "
-        f"{len(converted.notes)} differences to check. Next: agentloop train {output} --dry-run"
+        f"{len(converted.notes)} differences to check. Next: agentloop train {shlex.quote(str(output))} --dry-run"
     )
+
+
+def _write(path: Path, text: str) -> None:
+    from agentloop.errors import UserError
+    from agentloop.process.atomic import write_text
+
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error}. Choose another path for --output.") from error
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from agentloop.api.recipe import complete_recipe
+from agentloop.errors import UserError
 
 
 def rollout(
@@ -48,6 +51,10 @@ def rollout(
     from agentloop.api.recipe import load_run_config, run_name
     from agentloop.cli.rollout_report import print_report
 
+    if not math.isfinite(threshold):
+        raise UserError(
+            f"--threshold is {threshold}, but pass@k needs a number to compare rewards with. Set it to, say, 1.0."
+        )
     names_model = any(override.startswith("model=") for override in overrides or [])
     result = rollout_config(
         load_run_config(recipe, overrides or []),
@@ -63,7 +70,8 @@ def rollout(
     console = Console()
     print_report(console, result)
     console.print(
-        f"wrote trajectories and summary to {result.folder}; view them: agentloop view {result.folder}",
+        f"wrote trajectories and summary to {result.folder}; "
+        f"view them: agentloop view {shlex.quote(str(result.folder))}",
         markup=False,
         highlight=False,
         soft_wrap=True,

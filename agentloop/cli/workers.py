@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,7 @@ def workers(
     if config.get("workers", {}).get("kind") != "ray":
         raise UserError(
             f"The run in {run} has one worker, in its own process. Stop the run, and resume it with Ray workers: "
-            f"agentloop train {run}/config.yaml workers.kind=ray workers.count={count}"
+            f"agentloop train {shlex.quote(f'{run}/config.yaml')} workers.kind=ray workers.count={count}"
         )
     write_text(run / FILE, f"{count}\n")
     print(f"{run} continues with {count} workers. Its next metrics report them (workers/alive, workers/draining).")

@@ -35,7 +35,8 @@ def _of_another_command(details: Iterable[ErrorDetails], schema: type[BaseModel]
     if wrong.get("env") == "missing" and wrong.get("batch_size") == "extra_forbidden":
         return (
             "It is a config of `agentloop sft` or `agentloop dpo`, because it has a batch_size and no section env: use "
-            "one of these commands."
+            "one of these commands. To evaluate the model of its run, name the tasks: "
+            "`agentloop rollout RECIPE model=RUN`."
         )
     return None
 

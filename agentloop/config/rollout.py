@@ -63,7 +63,7 @@ class SamplingConfig(Config):
     """Total probability of the candidate tokens; 1 keeps all."""
     top_k: int = Field(default=0, ge=0)
     """Number of candidate tokens; 0 keeps all."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a turn, including the token that completes them. Tool calls need none."""
 
 

@@ -15,9 +15,9 @@ class CutConfig(Config):
     extra_episodes: int = Field(default=0, ge=0)
     """Number of episodes of each group beyond algorithm.group_size; a group is complete with group_size of them."""
     deadline: float | None = Field(default=None, gt=0)
-    """Number of seconds after which a group with min_episodes is complete."""
+    """Number of seconds after which a group with min_episodes is complete; set both or neither."""
     min_episodes: int | None = Field(default=None, ge=1)
-    """Smallest number of episodes of a group, also after its deadline. None: algorithm.group_size."""
+    """Smallest number of episodes of a group after its deadline."""
 
     @property
     def is_on(self) -> bool:

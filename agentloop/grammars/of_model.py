@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentloop.errors import UserError
 from agentloop.grammars.compiler import GrammarCompiler, GrammarState
+from agentloop.grammars.schemas import check_schemas
 from agentloop.types.grammar import Grammar
 
 
@@ -31,8 +32,9 @@ class ModelGrammars:
         return self.compiler.begin(grammar)
 
     def check(self, grammar: Grammar) -> None:
-        """Compile a grammar. Raises `UserError` if it cannot be used."""
+        """Compile a grammar. Raises `UserError` if it cannot be used, or would ignore a part of its schemas."""
         self.compiler.begin(grammar)
+        check_schemas(grammar.text)
 
 
 def _compiler_of(model: object) -> GrammarCompiler:

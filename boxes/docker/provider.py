@@ -14,7 +14,7 @@ from agentloop.boxes.docker.box import DockerBox
 from agentloop.boxes.docker.engine import BoxEngine
 from agentloop.boxes.images.prepared import PreparedImages
 from agentloop.boxes.interface.box import BoxError
-from agentloop.boxes.interface.spec import BoxSpec, Image
+from agentloop.boxes.interface.spec import BoxSpec, Image, check_limits
 from agentloop.boxes.network.proxy import variables
 from agentloop.errors import SandboxError
 
@@ -38,6 +38,7 @@ class DockerProvider:
         memory_mb: int = 2048,
         sweep_seconds: float = 60.0,
     ) -> None:
+        check_limits(memory_mb=memory_mb, storage_mb=storage_mb)
         self._address = address
         self._storage_mb = storage_mb
         self._memory_mb = memory_mb
@@ -96,7 +97,7 @@ class DockerProvider:
             raise
 
     async def _start(self, image: str, spec: BoxSpec) -> DockerBox:
-        assert self._engine is not None
+        assert self._engine is not None, "call open first"
         storage_mb = spec.storage_mb or self._storage_mb
         if storage_mb and not self._limits_storage:
             _logger.warning("The engine cannot limit what a box writes: %d MB are not enforced.", storage_mb)

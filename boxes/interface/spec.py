@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from agentloop.errors import UserError
 
+_LEAST = {"cpus": 0.01, "memory_mb": 6, "storage_mb": 1, "processes": 3}
+"""With less, the kernel or an engine refuses to start the box, or no command can run in it."""
+
+
+def check_limits(**limits: float | None) -> None:
+    """Raise `UserError` for limits with which no box works. None sets no limit."""
+    for name, limit in limits.items():
+        if limit is not None and not _LEAST[name] <= limit < math.inf:
+            raise UserError(
+                f"{name} of a box is {limit}: set a finite number of at least {_LEAST[name]}, or leave it out."
+            )
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Image:
-    """The file system that a box starts with: exactly one of the fields is set."""
+    """The file system that a box starts with. Raises `UserError` unless exactly one of the fields is set."""
 
     reference: str | None = None
     """Name of an image of a registry or an engine, such as `python:3.12-slim`."""
@@ -22,6 +35,14 @@ class Image:
     """A root file system as a tar archive, compressed or not."""
     tree: Path | None = None
     """A directory with a root file system. Boxes see it and never write to it."""
+
+    def __post_init__(self) -> None:
+        kinds = [each.name for each in fields(self)]
+        given = [name for name in kinds if getattr(self, name)]
+        if len(given) != 1:
+            raise UserError(
+                f"The image of a box sets {' and '.join(given) or 'nothing'}: set exactly one of {', '.join(kinds)}."
+            )
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -42,7 +63,7 @@ class Network:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class BoxSpec:
-    """One box. None leaves the choice to the image or the provider."""
+    """One box. None leaves the choice to the image or the provider. Raises `UserError` for limits that are too low."""
 
     image: Image
     network: Network = field(default_factory=Network)
@@ -58,4 +79,7 @@ class BoxSpec:
     storage_mb: int | None = None
     """MiB that the box may write."""
     processes: int = 1024
-    """Processes and threads that may be alive at once."""
+    """Processes and threads that may be alive at once, with the two that run a command."""
+
+    def __post_init__(self) -> None:
+        check_limits(cpus=self.cpus, memory_mb=self.memory_mb, storage_mb=self.storage_mb, processes=self.processes)

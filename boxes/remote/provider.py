@@ -96,6 +96,7 @@ class RemoteProvider:
 
     async def start(self, spec: BoxSpec) -> RemoteBox:
         """Start a box. Raises `UserError` if the spec cannot be met, `BoxError` if the start fails."""
+        assert self._daemons, "call open first"
         body = {
             "network": spec.network.mode,
             "hosts": list(spec.network.hosts),

@@ -11,7 +11,7 @@ from pathlib import Path
 from agentloop.boxes.images.prepared import PreparedImages
 from agentloop.boxes.images.store import ImageStore, StoredImage
 from agentloop.boxes.interface.box import BoxError
-from agentloop.boxes.interface.spec import BoxSpec, Image
+from agentloop.boxes.interface.spec import BoxSpec, Image, check_limits
 from agentloop.boxes.network.proxy import variables
 from agentloop.boxes.rootfs.box import RootfsBox
 from agentloop.boxes.rootfs.connection import Connection
@@ -36,6 +36,7 @@ class RootfsProvider:
     """
 
     def __init__(self, *, folder: str | None = None, storage_mb: int = 1024, memory_mb: int = 2048) -> None:
+        check_limits(memory_mb=memory_mb, storage_mb=storage_mb)
         self._images = PreparedImages(ImageStore(Path(folder) if folder else None).get)
         self._storage_mb = storage_mb
         self._memory_mb = memory_mb

@@ -2,8 +2,10 @@ import threading
 import time
 from typing import Annotated
 
-from agentloop import ToolContext, ToolResult, tool
-from agentloop.errors import FailureKind
+import pytest
+
+from agentloop import Tool, ToolContext, ToolResult, tool
+from agentloop.errors import FailureKind, UserError
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
 
@@ -61,6 +63,41 @@ async def test_slow_sync_function_times_out_without_blocking():
     result = await run(slow, {})
     assert result.failure is FailureKind.TOOL
     assert result.content == "The call took longer than the 0.05 s that it had."
+
+
+@pytest.mark.parametrize("timeout", ["5", 0, -1, True, float("nan")])
+def test_a_timeout_that_is_no_number_above_0_is_refused(timeout):
+    @tool(timeout=timeout)
+    def wait() -> str:
+        """Wait."""
+        return "done"
+
+    with pytest.raises(
+        UserError, match=f"timeout of the tool 'wait' must be a number of seconds above 0, got {timeout!r}"
+    ):
+        Toolset([wait])
+
+
+def test_a_class_with_a_wrong_timeout_is_refused():
+    class Wait(Tool):
+        """Wait."""
+
+        timeout = "5"  # type: ignore[assignment]
+
+        async def call(self, ctx: ToolContext) -> str:
+            return "done"
+
+    with pytest.raises(UserError, match="timeout of the tool 'wait' must be a number of seconds above 0, got '5'"):
+        Toolset([Wait()])
+
+
+def test_a_timeout_may_be_infinite():
+    @tool(timeout=float("inf"))
+    def wait() -> str:
+        """Wait."""
+        return "done"
+
+    assert list(Toolset([wait]).tools) == ["wait"]
 
 
 async def test_context_is_the_first_parameter():

@@ -70,6 +70,7 @@ def test_tool_loads_from_a_module(own_tools, monkeypatch):
     ("name", "options", "message"),
     [
         ("Shout", {"time": 2}, r"no option 'time'.*Did you mean 'times'.*takes: times"),
+        ("Shout", {"times": "2"}, r"option 'times' of the tool '.*:Shout' must be of type int, got str"),
         ("made", {"times": 2}, "takes no options: got times"),
         ("number", {}, "is int, not a Tool"),
         ("Shoot", {}, "Did you mean 'Shout'"),

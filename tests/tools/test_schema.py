@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from agentloop.errors import UserError
 from agentloop.tools import docstrings
+from agentloop.tools.base import ToolContext
 from agentloop.tools.schema import ArgumentError, Arguments
 
 
@@ -177,11 +178,18 @@ def test_skipped_parameters_need_no_hint():
         ("**cities: str", r"'\*\*cities'"),
         ("city: str, /", "'city'"),
         ("city: 'Nowhere'", "names 'Nowhere'"),
-        ("city: object()", "No JSON Schema"),
+        (
+            "city: object()",
+            "No JSON Schema describes the parameter 'city' of function: .*<object object at .*>. Use types",
+        ),
+        ("days: int, city: object()", "No JSON Schema describes the parameter 'city' of function"),
+        ("city: str, ctx: ToolContext", "'ctx' of function is a ToolContext, .*: name it ctx, and make it the first"),
+        ("city: str, ctx: 'ToolContext | None'", "'ctx' of function is a ToolContext"),
+        ("context: ToolContext, city: str", "'context' of function is a ToolContext"),
     ],
 )
 def test_unsupported_signatures_raise(signature, message):
-    namespace: dict[str, Any] = {}
+    namespace: dict[str, Any] = {"ToolContext": ToolContext}
     exec(f"def function({signature}): ...", namespace)
     with pytest.raises(UserError, match=message):
         Arguments(namespace["function"])

@@ -78,6 +78,23 @@ def test_names_and_options_that_are_not_known():
         corrections.get("truncated")
     with pytest.raises(UserError, match=r"no option 'levl'.*Did you mean 'level'"):
         _weights("truncate", levl="token")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("mask", {"low": 3}, "low is 3 and high is 2"),
+        ("icepop", {"high": 0.25}, "low is 0.5 and high is 0.25"),
+        ("reject", {"low": 2, "high": 1}, "low is 2 and high is 1"),
+    ],
+)
+def test_bounds_that_would_reject_every_ratio_are_refused(name, options, said):
+    with pytest.raises(UserError, match=rf"'{name}' is {{.*}}: {said}, so nothing would be trained\. Set low to high"):
+        _weights(name, **options)
+
+
+def test_a_lower_bound_may_equal_the_upper_one():
+    assert _weights("icepop", [0.0, 1.0], counts=[2], low=1, high=1) == [1, 0]
     with pytest.raises(UserError, match=r"corrections\.options\.level"):
         _weights("truncate", level="turn")
     with pytest.raises(ValueError, match="already registered"):

@@ -18,7 +18,7 @@ class Bash(Tool):
     call. Commands get no input. One that takes too long is interrupted: start servers in the background with `&`.
     """  # noqa: D205 - the description that models read
 
-    by_name_only = True
+    needs_box = True
 
     def __init__(self, *, timeout: float = 120.0, max_output_bytes: int = 32768) -> None:
         """Allow each command `timeout` seconds, and keep `max_output_bytes` of its output."""

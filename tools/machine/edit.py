@@ -22,7 +22,7 @@ class Edit(Tool):
     """  # noqa: D205 - the description that models read
 
     name = "edit"
-    by_name_only = True
+    needs_box = True
     timeout = 60.0
 
     async def call(

@@ -42,7 +42,7 @@ class Terminal(Tool):
     Full-screen programs such as vim and less work.
     """  # noqa: D205 - the description that models read
 
-    by_name_only = True
+    needs_box = True
 
     def __init__(self, *, max_wait: float = 60.0) -> None:
         """Let a call wait for at most `max_wait` seconds."""

@@ -20,6 +20,8 @@ FORMAT = "agentloop search index 1"
 MAX_TERMS = 16
 """Maximum terms of a query. The rarest terms are kept, because they narrow the search most."""
 MAX_QUERY_CHARS = 10_000
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst")
+"""Suffixes, in any case, of the files of a folder that are read as text."""
 _TERM = re.compile(r"\w+")
 _BATCH = 10_000
 _TOKENIZER = "unicode61 remove_diacritics 2"
@@ -74,16 +76,25 @@ def _is_index(path: Path) -> bool:
         return False
 
 
+def skipped_files(path: str | Path) -> int:
+    """Return how many files of a folder `read_corpus` does not read, because it does not know their suffix."""
+    return sum(file.is_file() and not _is_text(file) for file in Path(path).rglob("*"))
+
+
+def _is_text(file: Path) -> bool:
+    return file.suffix.lower() in TEXT_SUFFIXES
+
+
 def read_corpus(path: str | Path) -> Iterator[Passage]:
-    """Yield the passages of a JSONL file, or one passage per .txt and .md file of a folder.
+    """Yield the passages of a JSONL file, or one passage per file of a folder with one of the `TEXT_SUFFIXES`.
 
     A line of JSONL has `id` and `contents`, or `title` and `text`. Raises `UserError` with the line that is malformed.
     """
     path = Path(path)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in (".txt", ".md") and file.is_file())
+        files = sorted(file for file in path.rglob("*") if _is_text(file) and file.is_file())
         if not files:
-            raise UserError(f"The folder {path} has no .txt or .md files.")
+            raise UserError(f"The folder {path} has no text files: their names end in {', '.join(TEXT_SUFFIXES)}.")
         for file in files:
             name = str(file.relative_to(path))
             yield Passage(name, file.stem, file.read_text(encoding="utf-8", errors="replace"))

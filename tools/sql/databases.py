@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import stat
 from pathlib import Path
 from typing import Literal, Protocol
@@ -37,9 +38,14 @@ class FileDatabase:
     """SQLite or DuckDB file, read in processes that can be killed. The file must not change while it is in use."""
 
     def __init__(self, path: str | Path, pool: WorkerPool) -> None:
-        """Detect the type of the file. Raises `UserError` if it is not a regular file of SQLite or DuckDB."""
+        """Detect the type of the file.
+
+        Raises `UserError` if it is not a regular file of SQLite or DuckDB, or lacks the newest changes.
+        """
         self.path = Path(path)
         self.engine = _engine_of(self.path)
+        if self.engine == "sqlite":
+            _check_wal(self.path)
         self._pool = pool
 
     async def start(self) -> None:
@@ -85,10 +91,26 @@ def _head_of(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         raise UserError(f"Cannot read the database {path}: {error.strerror}.") from error
-    with open(descriptor, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UserError(f"The database {path} is not a regular file: name a SQLite or DuckDB file.")
-        return file.read(16)
+        return os.read(descriptor, 16)
+    finally:
+        os.close(descriptor)
+
+
+def _check_wal(path: Path) -> None:
+    """Raise `UserError` if changes of a SQLite file are in the log beside it, which workers do not read."""
+    wal = Path(f"{path.resolve()}-wal")
+    try:
+        size = wal.stat().st_size
+    except FileNotFoundError:
+        return
+    if size:
+        raise UserError(
+            f"The newest changes of the database {path} may be only in {wal}, which is not read. Close the programs "
+            f'that write to it, and run: sqlite3 {shlex.quote(str(path))} "PRAGMA wal_checkpoint(TRUNCATE)"'
+        )
 
 
 class Databases:
@@ -128,9 +150,13 @@ class Databases:
         return FileDatabase(path, self._pool)
 
     async def start(self) -> None:
-        """Check the one database of all tasks. Raises `UserError` if it is not usable."""
+        """Check the one database of all tasks, or the folder of theirs. Raises `UserError` if it is not usable."""
         if self.common is not None:
             await self.common.start()
+        elif not self._folder.is_dir():
+            raise UserError(
+                f"The option folder is {str(self._folder)!r}, which is not a folder: name that of the databases."
+            )
 
     async def shutdown(self) -> None:
         if self.common is not None:

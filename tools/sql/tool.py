@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 from agentloop.errors import ToolError, UserError
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.sql.databases import Database, Databases
 from agentloop.tools.sql.results import as_text
+
+_logger = logging.getLogger(__name__)
 
 
 class SqlQuery(Tool):
@@ -66,4 +69,5 @@ class SqlQuery(Tool):
         try:
             return await self._databases.named(name)
         except UserError as error:
+            _logger.warning("%s", error)  # for people: the model learns no paths of this machine
             raise ToolError("The database of this task cannot be read.") from error

@@ -64,6 +64,15 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
             "(algorithm.kl_in_reward) would not be comparable with that of the others. Set sampling.temperature=1, "
             "or remove kl_in_reward."
         )
+    overlong, longest = config.algorithm.overlong, config.max_tokens()
+    # Only episodes of tools are surely one stream of tokens; the penalty counts all streams of an episode.
+    if overlong is not None and config.env.factory == "tool" and overlong.reward(longest) == 0:
+        setting = "learner.token_budget" if config.limits.max_tokens is None else "limits.max_tokens"
+        yield (
+            f"algorithm.overlong.max_sampled_tokens is {overlong.max_sampled_tokens} and its buffer is "
+            f"{overlong.buffer}, but {setting} is {longest}: no episode would be penalised. Set max_sampled_tokens to "
+            f"{longest} or less, or remove overlong."
+        )
     if config.eval.every and config.data.eval is None:
         yield f"eval.every is {config.eval.every}, but there are no held-out tasks. Set data.eval, or eval.every=0."
 
@@ -128,10 +137,27 @@ def _learner_problems(config: RunConfig) -> Iterator[str]:
             f"algorithm.kl_in_reward is {config.algorithm.kl_in_reward}, but no reference model is loaded. Set "
             "learner.reference to its folder, or to the value of model."
         )
+    yield from _auxiliary_problems(config)
     yield from _distillation_problems(config)
     if "steps" in config.run.model_fields_set and config.run.epochs is not None:
         yield f"run.steps is {config.run.steps} and run.epochs is {config.run.epochs:g}: set one of them to null."
     yield from warmup_problems(config)
+
+
+def _auxiliary_problems(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for each second model that has settings, but that the advantage does not train."""
+    advantage = advantages.get(config.algorithm.advantage)
+    for section, settings, is_trained, user in (
+        ("critic", config.critic, advantage.value_targets is not None, "gae"),
+        ("process_reward", config.process_reward, advantage.needs_process_rewards, "prime"),
+    ):
+        given = [f"{section}.{name}" for name in settings.model_dump(exclude_defaults=True)]
+        if given and not is_trained:
+            yield (
+                f"{' and '.join(given)} would have no effect, because algorithm.advantage="
+                f"{config.algorithm.advantage} does not train that model. Remove the section {section}, or set "
+                f"algorithm.advantage={user}."
+            )
 
 
 def _distillation_problems(config: RunConfig) -> Iterator[str]:
@@ -201,8 +227,19 @@ def _staleness_problems(config: RunConfig) -> Iterator[str]:
             "empty. Set learner.corrections=[truncate] (truncated importance sampling of each token), or "
             "staleness.allow_uncorrected=true to rely on the clipping of the loss."
         )
-    if (staleness.cut.min_episodes or 0) > group_size:
+    cut = staleness.cut
+    if cut.deadline is not None and cut.min_episodes is None:
         yield (
-            f"staleness.cut.min_episodes is {staleness.cut.min_episodes}, but algorithm.group_size is {group_size}: "
+            f"staleness.cut.deadline is {cut.deadline:g}, but without min_episodes a group still waits for all its "
+            "episodes. Set staleness.cut.min_episodes to the number that is enough then, or remove deadline."
+        )
+    if cut.min_episodes is not None and cut.deadline is None:
+        yield (
+            f"staleness.cut.min_episodes is {cut.min_episodes}, but without a deadline a group waits for all its "
+            "episodes. Set staleness.cut.deadline to a number of seconds, or remove min_episodes."
+        )
+    if (cut.min_episodes or 0) > group_size:
+        yield (
+            f"staleness.cut.min_episodes is {cut.min_episodes}, but algorithm.group_size is {group_size}: "
             f"no group is that large. Set it to {group_size} or less."
         )

@@ -74,11 +74,21 @@ def checkpoint_to_resume(config: TrainingConfig, folder: RunFolder) -> tuple[Pat
     started_with = checkpoint[1].config if checkpoint else before
     resolved = config.model_dump(mode="json")
     if started_with is not None and (changed := changed_keys(started_with, resolved, type(config))):
+        reason = _reason_of_length(config, folder) if any(each.startswith("run.steps:") for each in changed) else ""
         raise UserError(
             f"The run in {folder.root} was started with other settings: {'; '.join(changed)}. Set them back to resume "
-            "it, or set run.folder to a new folder."
+            f"it, or set run.folder to a new folder.{reason}"
         )
     return checkpoint
+
+
+def _reason_of_length(config: TrainingConfig, folder: RunFolder) -> str:
+    """Return why a run may not become longer or shorter, and what to do instead."""
+    return (
+        f" The number of steps is fixed because learner.lr_schedule={config.learner.lr_schedule} ends with the run: "
+        "every learning rate depends on it. To train a finished run further, start a new one in another folder with "
+        f"model={folder.root}. A run that starts with learner.total_updates may change run.steps later."
+    )
 
 
 def describe_resumption(config: TrainingConfig, folder: RunFolder) -> dict[str, str]:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
 import re
 import shlex
 import sys
 from pathlib import Path
 from string import Template
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from agentloop.envs.registry import ENVS
+from agentloop.envs.rewards.loading import REWARDS
 from agentloop.errors import UserError
+from agentloop.registry.registry import Registry
+from agentloop.tools.registry import TOOLS
 
 _TEMPLATES = Path(__file__).with_name("templates")
+_REGISTRIES: dict[str, tuple[str, Registry[Any]]] = {
+    "env": ("an environment", ENVS),
+    "tool": ("a tool", TOOLS),
+    "recipe": ("a reward", REWARDS),
+}
+"""Kind of a package -> what it registers, and the registry."""
 
 
 def init(
@@ -24,15 +35,22 @@ def init(
 ) -> None:
     """Create a working package with an environment, a tool or a recipe as a starting point for your own."""
     package = name.replace("-", "_").lower()
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or keyword.iskeyword(package):
+    if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?", name) or keyword.iskeyword(package):
         raise UserError(f"{name!r} is not a valid package name: use letters, digits and hyphens, such as number-game.")
-    if package in sys.stdlib_module_names or package == "agentloop":
-        raise UserError(f"a module {package!r} exists already: choose another name, such as my-{name}.")
+    other = f"choose another name, such as my-{name}."
+    if package in sys.stdlib_module_names or importlib.util.find_spec(package) is not None:
+        raise UserError(f"a module {package!r} exists already: {other}")
+    what, registry = _REGISTRIES[kind]
+    if package in registry:
+        raise UserError(f"{what} {package!r} exists already: {other}")
     folder = into / name
     if folder.exists():
         raise UserError(f"{folder} exists already: choose another name, or remove it.")
+    templates = sorted((_TEMPLATES / kind).rglob("*.template"))
     class_name = "".join(word.capitalize() for word in package.split("_"))
-    for template in sorted((_TEMPLATES / kind).rglob("*.template")):
+    if keyword.iskeyword(class_name) or class_name in _imported_names(templates):
+        raise UserError(f"the class of the package cannot have the name {class_name!r}, which is in use: {other}")
+    for template in templates:
         path = folder / str(template.relative_to(_TEMPLATES / kind)).replace("PACKAGE", package)
         path = path.with_suffix("")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,3 +58,11 @@ def init(
         path.write_text(text.substitute(name=name, package=package, class_name=class_name), encoding="utf-8")
         typer.echo(f"wrote {path}")
     typer.echo(f"Next: cd {shlex.quote(str(folder))} && pip install -e '.[test]' && pytest")
+
+
+def _imported_names(templates: list[Path]) -> set[str]:
+    """Return the names that templates with a class import: a class of the same name would hide one."""
+    texts = [template.read_text(encoding="utf-8") for template in templates]
+    with_class = "\n".join(text for text in texts if "$class_name" in text)
+    imports = re.findall(r"^from .+ import (.+)$", with_class, re.MULTILINE)
+    return {name for names in imports for name in names.split(", ")}

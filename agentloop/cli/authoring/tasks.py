@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,7 +63,7 @@ def terminal(
     from agentloop.envs.harbor.making.terminal import terminal_tasks
 
     made = list(terminal_tasks(folder, num, seed=seed, levels=level or (1, 2, 3), image=image))
-    typer.echo(f"made {len(made)} tasks in {folder}: agentloop tasks check {folder}")
+    typer.echo(f"made {len(made)} tasks in {folder}: agentloop tasks check {shlex.quote(str(folder))}")
 
 
 @app.command()
@@ -117,19 +118,22 @@ def swe(
     )
     made = asyncio.run(_make_swe(package, folder, num, provider, options))
     note = "" if made == num else f", not {num}: no more bugs were found"
-    typer.echo(f"made {made} tasks in {folder}{note}: agentloop tasks check {folder}")
+    typer.echo(f"made {made} tasks in {folder}{note}: agentloop tasks check {shlex.quote(str(folder))}")
 
 
 async def _make_swe(package: str, folder: Path, num: int, provider: str | None, options: SweOptions) -> int:
+    from contextlib import aclosing
+
     from agentloop.boxes.shared import close_providers, provider_of
     from agentloop.envs.harbor.making.swe.making import swe_tasks
 
     boxes = await provider_of(provider)
     made = 0
     try:
-        async for task in swe_tasks(package, folder, num, boxes, options, tell=typer.echo):
-            typer.echo(str(task))
-            made += 1
+        async with aclosing(swe_tasks(package, folder, num, boxes, options, tell=typer.echo)) as tasks:
+            async for task in tasks:
+                typer.echo(str(task))
+                made += 1
     finally:
         await close_providers()
     return made

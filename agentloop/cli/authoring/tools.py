@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from agentloop.cli.authoring.arguments import read_json, read_pairs
 from agentloop.cli.authoring.listing import Entry, print_entries
@@ -83,11 +84,20 @@ def call_tool(
         print(json.dumps(schema, indent=2, ensure_ascii=False))
         return
     function = schema["function"]
-    given = read_json(as_json, "--json") | read_pairs(arguments or [], function["parameters"]["properties"])
+    given = _arguments_of_call(as_json, arguments or [], function["parameters"]["properties"])
     row, images = read_json(task, "--task"), [_read_image(path) for path in image or []]
     result = asyncio.run(_call(toolset, ToolCall(function["name"], given, "call_0"), row, images))
     print(_shown(result.content))
     raise typer.Exit(int(result.is_error))
+
+
+def _arguments_of_call(as_json: str | None, pairs: list[str], properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of both forms. Raises `UserError` if one is given twice, because a value would be lost."""
+    of_json, of_pairs = read_json(as_json, "--json"), read_pairs(pairs, properties)
+    counts = Counter([*of_json, *(pair.partition("=")[0] for pair in pairs)])
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise UserError(f"The argument {twice[0]!r} is given twice: give it once, with one value.")
+    return of_json | of_pairs
 
 
 @app.command("serve")
@@ -185,7 +195,11 @@ def _names(text: str) -> tuple[str, ...]:
 @app.command("index")
 def index_corpus(
     corpus: Annotated[
-        Path, typer.Argument(help="JSON Lines with contents, or with title and text; or a folder of text files.")
+        Path,
+        typer.Argument(
+            help="JSON Lines with contents, or with title and text; or a folder, whose files .txt, .text, .md, "
+            ".markdown and .rst are read."
+        ),
     ],
     index: Annotated[Path, typer.Argument(help="File to write; with tantivy, a folder.")],
     engine: Annotated[
@@ -196,16 +210,20 @@ def index_corpus(
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     from agentloop.tools.search import tantivy_index
+    from agentloop.tools.search.index import TEXT_SUFFIXES, read_corpus, skipped_files
     from agentloop.tools.search.index import build as build_sqlite
-    from agentloop.tools.search.index import read_corpus
 
+    skipped = skipped_files(corpus)
     build = tantivy_index.build if engine is IndexEngine.TANTIVY else build_sqlite
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
         task = progress.add_task(_passages(0), total=None)
         count = build(read_corpus(corpus), index, lambda done: progress.update(task, description=_passages(done)))
     files = index.iterdir() if index.is_dir() else [index]
     size = sum(file.stat().st_size for file in files) / 1e6
-    Console().print(f"{index}: {_passages(count)}, {size:.1f} MB", markup=False, highlight=False, soft_wrap=True)
+    print(f"{index}: {_passages(count)}, {size:.1f} MB")
+    if skipped:
+        files_skipped = "1 file was" if skipped == 1 else f"{skipped:,} files were"
+        print(f"{files_skipped} skipped: only {', '.join(TEXT_SUFFIXES)} are read.")
 
 
 def _passages(count: int) -> str:

@@ -16,7 +16,7 @@ from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import Images, call_of, joined, with_one_system_message
-from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, tool_of
+from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, refuse, tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart, UnfinishedCall
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class _Body(Body):
     max_tokens: int | None = Field(default=None, ge=1)
     stop_sequences: list[str] | None = None
     output_config: _Format | None = None
+    # Refused, since it would change the sampled tokens:
+    output_format: Any = None
 
 
 class Anthropic:
@@ -74,6 +76,8 @@ class Anthropic:
 
     def read(self, body: bytes, memory: Memory | None = None) -> ModelRequest:
         read = read_body(_Body, body)
+        if read.output_format is not None:
+            raise refuse("output_format", "Use `output_config.format`.")
         choice = ToolChoice.of(read.tool_choice.type, read.tool_choice.name) if read.tool_choice else ToolChoice()
         answer = schema_of(read.output_config.format if read.output_config else None, "output_config.format")
         return model_request(
@@ -230,7 +234,12 @@ def _read_messages(body: _Body) -> list[Message]:
 
 
 def _system(raw: str | list[dict[str, Any]] | None) -> str:
-    texts = [raw] if isinstance(raw, str) else [str(block.get("text", "")) for block in raw or ()]
+    blocks = [{"type": "text", "text": raw}] if isinstance(raw, str) else raw or ()
+    texts = []
+    for block in blocks:
+        if block.get("type") != "text":
+            raise _unknown("system", block.get("type"), "text")
+        texts.append(str(block.get("text", "")))
     return "\n".join(filter(None, (_BILLING.sub("", text) for text in texts)))
 
 

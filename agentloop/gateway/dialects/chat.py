@@ -62,6 +62,13 @@ class _Body(Body):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     functions: list[Any] | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -234,6 +241,13 @@ def _refuse_unsupported(body: _Body) -> None:
         ("frequency_penalty", not body.frequency_penalty, "Remove it."),
         ("logit_bias", not body.logit_bias, "Remove it."),
         ("functions", not body.functions, "Use `tools`."),
+        ("repetition_penalty", body.repetition_penalty in (None, 1), "Remove it."),
+        ("min_p", not body.min_p, "Remove it."),
+        ("guided_json", body.guided_json is None, "Use `response_format`."),
+        ("guided_regex", body.guided_regex is None, "Use `response_format`."),
+        ("guided_choice", body.guided_choice is None, "Use `response_format`."),
+        ("guided_grammar", body.guided_grammar is None, "Use `response_format`."),
+        ("structured_outputs", body.structured_outputs is None, "Use `response_format`."),
     ):
         if not is_fine:
             raise refuse(param, instead)

@@ -35,6 +35,7 @@ class _Body(Body):
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     previous_response_id: str | None = None
     store: bool | None = None
@@ -75,6 +76,7 @@ class Responses:
             "tools": read.tools or [],
             "text": read.text.model_dump(exclude_none=True) if read.text else {"format": {"type": "text"}},
             "tool_choice": read.tool_choice or "auto",
+            "parallel_tool_calls": read.parallel_tool_calls is not False,
             "temperature": read.temperature,
             "top_p": read.top_p,
             "max_output_tokens": read.max_output_tokens,
@@ -294,7 +296,6 @@ def _response(request: ModelRequest, output: Sequence[dict[str, Any]], completio
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
-        "parallel_tool_calls": True,
         "metadata": {},
         "output": list(output),
         "usage": None,

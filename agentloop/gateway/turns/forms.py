@@ -48,9 +48,11 @@ def schema_of(answer_format: Mapping[str, Any] | None, param: str) -> Mapping[st
     if kind != "json_schema":
         raise ApiError(400, f"{param}.type is {kind!r}; known: text, json_object, json_schema.", param=param)
     inside = answer_format.get("json_schema", answer_format)
-    schema = inside.get("schema", _ANY_OBJECT) if isinstance(inside, Mapping) else None
+    schema = inside.get("schema") if isinstance(inside, Mapping) else None
     if not isinstance(schema, Mapping):
-        raise ApiError(400, f"{param} has no JSON Schema in `schema`.", param=param)
+        raise ApiError(
+            400, f"{param} has no JSON Schema in `schema`. Put it there, or ask for json_object.", param=param
+        )
     return schema
 
 

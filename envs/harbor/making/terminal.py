@@ -297,6 +297,8 @@ def terminal_tasks(
     known = {name: family for level in levels for name, family in _level(level).items()}
     if unknown := sorted(set(families or ()) - set(known)):
         raise UserError(f"Unknown families {unknown} for the levels {list(levels)}. Known: {sorted(known)}.")
+    if folder.exists():  # other tasks in it would be mixed with these
+        raise UserError(f"{folder} exists already: choose another folder, or remove it.")
     names = sorted(families or known)
     for number in range(count):
         rng = Draw(f"{seed}/{number}")

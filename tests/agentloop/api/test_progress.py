@@ -34,6 +34,16 @@ def test_without_a_terminal_each_step_is_one_line():
     ]
 
 
+def test_commands_can_be_copied_for_a_folder_with_spaces():
+    out = StringIO()
+    with RunProgress(Console(file=out, width=40)) as progress:
+        progress.on_start(CONFIG, Path("my runs/x"), 3)
+        progress.on_step(4, {"reward/mean": 0.0, "reward/equal_groups": 1.0})
+    *_, hint, end = out.getvalue().splitlines()
+    assert hint.endswith("View its trajectories: agentloop view 'my runs/x'")
+    assert end == "model saved in my runs/x/model; curves and trajectories: agentloop view 'my runs/x'"
+
+
 async def test_a_part_that_starts_slowly_is_shown_while_it_starts_and_when_it_is_ready():
     out = StringIO()
     with RunProgress(Console(file=out), slow_start_seconds=0.01) as progress:
@@ -93,11 +103,29 @@ def test_hints_are_printed_once():
     ]
 
 
-def test_a_finished_run_is_reported():
+@pytest.mark.parametrize(
+    ("learner", "way"),
+    [
+        ({}, "raise run.steps, or run.epochs if that sets the length of the run"),
+        (
+            {"lr_schedule": "cosine"},
+            "start a new run in another folder with model=runs/x, because learner.lr_schedule=cosine has ended",
+        ),
+        (
+            {"lr_schedule": "linear", "total_updates": 200, "mini_batches": 2},
+            "start a new run in another folder with model=runs/x, because learner.lr_schedule=linear has ended",
+        ),
+        (
+            {"lr_schedule": "linear", "total_updates": 101},
+            "raise run.steps, or run.epochs if that sets the length of the run",
+        ),
+    ],
+)
+def test_a_finished_run_says_how_to_train_further(learner, way):
     out = StringIO()
     with RunProgress(Console(file=out)) as progress:
-        progress.on_start(CONFIG, Path("runs/x"), 100)
-    assert "all 100 steps are done; raise run.steps to train further" in out.getvalue()
+        progress.on_start(CONFIG.replace(learner=learner), Path("runs/x"), 100)
+    assert f"all 100 steps are done; to train further, {way}" in out.getvalue().splitlines()
 
 
 def test_in_a_terminal_the_last_frame_shows_the_table_and_the_stage():

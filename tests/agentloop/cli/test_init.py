@@ -54,11 +54,37 @@ def test_a_new_recipe_can_be_checked_and_its_reward_tried(tmp_path):
     assert run(["agentloop", "rewards", "try", "config.yaml", "It is 1"], folder).split() == ["reward", "0"]
 
 
-@pytest.mark.parametrize("name", ["two words", "1st", "json", "agentloop", "class", ""])
+@pytest.mark.parametrize("name", ["two words", "1st", "game-", "json", "agentloop", "class", ""])
 def test_names_that_no_package_can_have_are_refused(name, tmp_path):
     result = init("env", name, tmp_path)
     assert isinstance(result.exception, UserError)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("env", "none", "the class of the package cannot have the name 'None'"),
+        ("env", "observation", "the class of the package cannot have the name 'Observation'"),
+        ("env", "stop-reason", "the class of the package cannot have the name 'StopReason'"),
+        ("tool", "tool_context", "the class of the package cannot have the name 'ToolContext'"),
+        (
+            "tool",
+            "code-interpreter",
+            "a tool 'code_interpreter' exists already: choose another name, such as my-code-i",
+        ),
+        ("env", "harbor", "an environment 'harbor' exists already"),
+        ("recipe", "exact", "a reward 'exact' exists already"),
+        ("env", "jinja2", "a module 'jinja2' exists already"),
+    ],
+)
+def test_names_that_something_else_has_are_refused(kind, name, message, tmp_path):
+    assert message in str(init(kind, name, tmp_path).exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_may_have_the_name_of_a_class(tmp_path):
+    assert init("recipe", "trajectory", tmp_path).exit_code == 0  # its template has no class
 
 
 def test_a_folder_that_exists_is_kept(tmp_path):

@@ -30,9 +30,17 @@ def test_rollout_plays_the_held_out_tasks_and_writes_them(sums, capsys):
     assert "completed" in shown
 
 
-def test_rollout_of_training_tasks_with_a_limit(sums):
-    assert agentloop("rollout", sums, "--tasks", "train", "--limit", 2, "--output", sums / "out") == 0
-    assert len(list(read_jsonl(sums / "out" / "trajectories.jsonl"))) == 2
+def test_rollout_of_training_tasks_with_a_limit(sums, capsys):
+    assert agentloop("rollout", sums, "--tasks", "train", "--limit", 2, "--output", sums / "the out") == 0
+    assert len(list(read_jsonl(sums / "the out" / "trajectories.jsonl"))) == 2
+    assert f"view them: agentloop view '{sums}/the out'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("threshold", ["nan", "inf"])
+def test_a_threshold_that_is_no_number_is_refused(sums, capsys, threshold):
+    assert agentloop("rollout", sums, "--threshold", threshold, "--output", sums / "out") == 2
+    assert f"--threshold is {threshold}, but pass@k needs a number" in capsys.readouterr().err
+    assert not (sums / "out").exists()
 
 
 def test_a_folder_with_another_rollout_is_refused(sums, capsys):

@@ -64,6 +64,13 @@ def test_call_accepts_pairs_and_json(spec):
     assert run("call", spec, "--json", '{"words": ["a", "b"]}', "sign=-").output == "a-b\n"
 
 
+@pytest.mark.parametrize("given", [["sign=-", "sign=+"], ["sign=-", "sign=-"], ["--json", '{"sign": "+"}', "sign=-"]])
+def test_an_argument_that_is_given_twice_is_refused(spec, given):
+    error = run("call", spec, 'words=["a", "b"]', *given).exception
+    assert isinstance(error, UserError)
+    assert "The argument 'sign' is given twice" in str(error)
+
+
 CONTEXT = '''
 from agentloop import Tool, ToolContext, ToolResult
 
@@ -119,6 +126,21 @@ def test_unreadable_arguments_raise(spec, arguments):
     assert isinstance(run("call", spec, *arguments).exception, UserError)
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "message"),
+    [
+        ("code_interpreter", "stateful=False", "option 'stateful' of the tool 'code_interpreter' must be of type bool"),
+        ("code_interpreter", "max_images=-1", "no `max_images` below 0"),
+        ("sql_query", "timeout=abc", "option 'timeout' of the tool 'sql_query' must be of type float, got str"),
+        ("sql_query", "folder=no_such_folder", "option folder is 'no_such_folder', which is not a folder"),
+    ],
+)
+def test_wrong_options_raise(name, option, message):
+    error = run("call", name, "--option", option, "--json", '{"code": "1", "sql": "SELECT 1"}').exception
+    assert isinstance(error, UserError)
+    assert message in str(error)
+
+
 @pytest.mark.slow
 def test_code_interpreter_runs_from_the_shell():
     result = run("call", "code_interpreter", "code=1/0")
@@ -134,6 +156,20 @@ def test_built_index_can_be_searched(engine, tmp_path):
     assert "2 passages," in run("index", str(corpus), index, "--engine", engine).output
     found = run("call", "search", "--option", f"source={index}", "query=capital").output
     assert found == "Doc 1(Title: Oslo) Capital of Norway.\n"
+
+
+def test_index_counts_the_files_that_it_skips(tmp_path):
+    corpus = tmp_path / "notes"
+    (corpus / "deep").mkdir(parents=True)
+    (corpus / "a.txt").write_text("first")
+    assert "skipped" not in run("index", str(corpus), str(tmp_path / "index")).output
+    (corpus / "page.html").write_text("second")
+    reads = "only .txt, .text, .md, .markdown, .rst are read."
+    assert f"1 file was skipped: {reads}" in run("index", str(corpus), str(tmp_path / "index")).output
+    (corpus / "deep" / "README").write_text("third")
+    output = run("index", str(corpus), str(tmp_path / "index")).output
+    assert "1 passage," in output
+    assert f"2 files were skipped: {reads}" in output
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "tantivy"])

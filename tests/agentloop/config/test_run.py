@@ -73,6 +73,7 @@ def test_the_resolved_config_loads_as_the_same(tmp_path):
         ("reward=exact", ["Did you mean 'env.reward'?"]),
         ("sampling.max_tokens=5", ["There is a key 'limits.max_tokens'. Known: stop_strings, "]),
         ("env.tools=null", ["env.tools=[] is the empty one"]),
+        ("sampling.stop_strings=['END', '']", ["sampling.stop_strings.1 is '': ", "at least 1 character"]),
         ("learner.lora=true", ["learner.lora is True: it must be a mapping", "alpha, publish, rank, targets"]),
         ("learner.early_gradients=true", ["'learner.early_gradients' was removed: ", "Delete the key."]),
         ("learner.model=other", ["'learner.model' was removed: ", "set model"]),
@@ -110,8 +111,11 @@ def test_keys_that_a_config_cannot_set_are_not_offered(tmp_path):
 
 
 def test_the_config_of_another_command_is_recognised(tmp_path):
-    with pytest.raises(UserError, match=r"a config of `agentloop sft` or `agentloop dpo`, because it has a batch_size"):
+    with pytest.raises(
+        UserError, match=r"a config of `agentloop sft` or `agentloop dpo`, because it has a batch_size"
+    ) as found:
         load(tmp_path, text="model: m\ndata: {train: t.jsonl, max_tokens: 5}\nbatch_size: 4\n")
+    assert "To evaluate the model of its run, name the tasks: `agentloop rollout RECIPE model=RUN`." in str(found.value)
     with pytest.raises(UserError, match=r"'env' is missing.* `agentloop sft` and `agentloop dpo` have none"):
         load(tmp_path, text="model: m\ndata: {train: t.jsonl}\n")
     with pytest.raises(UserError, match=r"a config of `agentloop train`, because it has the section env") as caught:
@@ -148,6 +152,19 @@ def test_the_config_of_another_command_is_recognised(tmp_path):
             ["learner.lr_schedule=linear", "run.steps=5", "learner.warmup_updates=5"],
             ["warmup_updates is 5", "has 5 updates"],
         ),
+        (["staleness.cut.deadline=0.001"], ["staleness.cut.deadline is 0.001", "Set staleness.cut.min_episodes"]),
+        (["staleness.cut.min_episodes=2"], ["staleness.cut.min_episodes is 2", "Set staleness.cut.deadline"]),
+        (["critic={lr: 1e-3, clip: 1}"], ["critic.lr and critic.clip would", "advantage=grpo", "advantage=gae"]),
+        (["process_reward.beta=1"], ["process_reward.beta would", "advantage=grpo", "advantage=prime"]),
+        (["critic.lr=1e-3", "algorithm.advantage=prime"], ["critic.lr would have no effect", "advantage=prime"]),
+        (
+            ["algorithm.overlong={max_sampled_tokens: 1124, buffer: 100}", "limits.max_tokens=1024"],
+            ["max_sampled_tokens is 1124", "limits.max_tokens is 1024", "no episode would be penalised"],
+        ),
+        (
+            ["algorithm.overlong={max_sampled_tokens: 100000, buffer: 100}"],
+            ["max_sampled_tokens is 100000", "learner.token_budget is 16384"],
+        ),
         (["engine.name=hf", "learner.lora.publish=adapters"], ["learner.lora.publish=merged", "engine.name=vllm"]),
         (["learner.lora.publish=adapters", "placement.sleep=true"], ["learner.lora.publish", "placement.sleep=false"]),
     ],
@@ -158,6 +175,22 @@ def test_impossible_settings_are_refused_before_anything_loads(tmp_path, overrid
         check_trainable(config)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["staleness.cut={deadline: 1, min_episodes: 2}"],
+        ["staleness.cut.extra_episodes=2"],
+        ["critic.lr=1e-3", "algorithm.advantage=gae"],
+        ["process_reward.lr=1e-3", "algorithm.advantage=prime"],
+        ["algorithm.overlong={max_sampled_tokens: 1123, buffer: 100}", "limits.max_tokens=1024"],
+        # The penalty counts all token streams of an episode, and an agent may have several.
+        ["algorithm.overlong={max_sampled_tokens: 4096, buffer: 100}", "limits.max_tokens=1024", "env.factory=agent"],
+    ],
+)
+def test_settings_with_an_effect_are_accepted(tmp_path, overrides):
+    check_trainable(load(tmp_path, *overrides))
 
 
 def test_every_loss_that_an_error_offers_is_accepted(tmp_path):

@@ -343,7 +343,21 @@ async def test_seeds_follow_from_the_episode_and_the_conversation_alone(recorder
         ({"n": 0}, 400, "n: Input should be greater"),
         ({"tool_choice": "some"}, 400, "`tool_choice` is not supported"),
         ({"response_format": {"type": "json_object"}}, 400, "A constrained turn needs the model's tokenizer"),
+        ({"response_format": {"type": "json_schema"}}, 400, "has no JSON Schema in `schema`"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"type": "object", "properties": {"a": {}}}}},
+            400,
+            "has no JSON Schema in `schema`",
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400, "no JSON Schema in `schema`"),
         ({"logit_bias": {"3": 1}}, 400, "`logit_bias` is not supported"),
+        ({"repetition_penalty": 1.2}, 400, "`repetition_penalty` is not supported"),
+        ({"min_p": 0.1}, 400, "`min_p` is not supported"),
+        ({"guided_json": {"type": "object"}}, 400, "`guided_json` is not supported here. Use `response_format`"),
+        ({"guided_regex": "a+"}, 400, "`guided_regex` is not supported"),
+        ({"guided_choice": ["a", "b"]}, 400, "`guided_choice` is not supported"),
+        ({"guided_grammar": "root ::= 'a'"}, 400, "`guided_grammar` is not supported"),
+        ({"structured_outputs": {"regex": "a+"}}, 400, "`structured_outputs` is not supported"),
         ({"temperature": "hot"}, 400, "temperature: Input should be a valid number"),
         ({"max_tokens": 0}, 400, "max_tokens"),
     ],
@@ -364,6 +378,19 @@ async def test_bad_requests_are_answered_in_the_shape_of_the_api(recorder, servi
     assert response.headers["x-should-retry"] == "false"
     assert engine.asked == []
     assert session.num_turns == 0
+
+
+async def test_values_that_change_no_token_are_taken(recorder, serving):
+    neutral = {"repetition_penalty": 1.0, "min_p": 0, "guided_json": None, "structured_outputs": None}
+    async with serving(recorder("x" + END)) as (client, _):
+        answer = await client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "?"}],
+            parallel_tool_calls=False,
+            presence_penalty=0,
+            extra_body=neutral,
+        )
+    assert answer.choices[0].message.content == "x"
 
 
 async def test_keys_and_routes(recorder, renderer, serving):

@@ -98,6 +98,15 @@ async def test_the_arguments_of_a_constrained_call_stream_and_match_their_schema
     assert_obeyed(session, 1)
 
 
+async def test_a_keyword_that_the_grammar_ignores_is_an_error_of_the_client(engine, serving):
+    inner = {"type": "object", "properties": {"tags": {"type": "array", "items": {}, "uniqueItems": True}}}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": inner}}
+    async with serving(engine) as (client, session):
+        with pytest.raises(openai.BadRequestError, match="`uniqueItems` in #/properties/tags, which is not enforced"):
+            await client.chat.completions.create(model="m", messages=QUESTION, response_format=schema)
+    assert session.trajectories() == []
+
+
 async def test_a_schema_that_cannot_be_used_is_an_error_of_the_client(engine, serving):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "colour"}}}
     async with serving(engine) as (client, session):

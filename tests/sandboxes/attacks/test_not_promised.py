@@ -41,7 +41,7 @@ import fcntl, os, sys, time
 file = os.open("/usr/bin/env", os.O_RDONLY)
 try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    time.sleep(1)
+    time.sleep(3)  # on a busy machine the other one starts late
     print("locked")
 except BlockingIOError:
     print("seen")

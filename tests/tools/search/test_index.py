@@ -165,6 +165,12 @@ def test_corpus_formats_are_read(tmp_path):
     assert shown(read_corpus(folder)) == [("a.md", "a", "first"), ("deep/b.txt", "b", "second")]
 
 
+@pytest.mark.parametrize("name", ["a.TXT", "a.Md", "a.rst", "a.markdown", "a.text"])
+def test_text_files_of_a_folder_are_read(name, tmp_path):
+    (tmp_path / name).write_text("words")
+    assert shown(read_corpus(tmp_path)) == [(name, "a", "words")]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -185,7 +191,7 @@ def test_missing_files_and_empty_corpora_are_named(tmp_path):
     with pytest.raises(UserError, match="Cannot read the corpus"):
         list(read_corpus(tmp_path / "missing.jsonl"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"no \.txt"):
+    with pytest.raises(UserError, match=r"no text files: their names end in \.txt, \.text, \.md"):
         list(read_corpus(tmp_path / "empty"))
     for write, _ in ENGINES.values():
         with pytest.raises(UserError, match="nothing to index"):

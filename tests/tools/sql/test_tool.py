@@ -1,10 +1,12 @@
 import asyncio
 import math
 import os
+import shutil
 import sqlite3
 
 import pytest
 
+from agentloop.envs.rewards.sql_execution import SqlExecution
 from agentloop.errors import FailureKind, UserError
 from agentloop.tools.sql.tool import SqlQuery
 from agentloop.tools.toolset import Toolset
@@ -71,6 +73,35 @@ def test_task_reaches_only_regular_files_below_the_folder(name, folder):
     assert "row of" not in result.content
 
 
+def add_row_to_the_wal(path) -> None:
+    """Add a row that is only in the file -wal, as after a program that was killed."""
+    live = path.with_name("live.sqlite")
+    shutil.copy(path, live)
+    connection = sqlite3.connect(live, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("INSERT INTO t VALUES ('new')")
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{live}{suffix}", f"{path}{suffix}")
+    connection.close()
+
+
+def test_database_with_changes_in_a_wal_is_refused_until_they_are_moved(folder, caplog):
+    add_row_to_the_wal(folder / "a.sqlite")
+    with pytest.raises(UserError, match=r"a.sqlite-wal, which is not read.*PRAGMA wal_checkpoint\(TRUNCATE\)"):
+        SqlQuery(str(folder / "a.sqlite"))
+    (refused,) = ask(SqlQuery(folder=str(folder)), ({"database": "a.sqlite"}, "SELECT x FROM t"))
+    assert refused.failure is FailureKind.TOOL
+    assert "a.sqlite-wal, which is not read" in caplog.text
+    with pytest.raises(UserError, match="which is not read"):
+        SqlExecution(str(folder / "a.sqlite"))
+
+    connection = sqlite3.connect(folder / "a.sqlite")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    (result,) = ask(SqlQuery(str(folder / "a.sqlite")), ({}, "SELECT x FROM t"))
+    connection.close()
+    assert result.content == "x\nrow of a\nnew\n(2 rows)"
+
+
 def test_task_may_name_a_link_that_stays_below_the_folder(folder):
     (folder / "link.sqlite").symlink_to("a.sqlite")
     absolute = {"database": str(folder / "b.sqlite")}
@@ -88,6 +119,10 @@ def test_task_without_database_is_a_tool_failure(task, folder):
 
 
 def test_invalid_options_raise_user_error(tmp_path):
+    with pytest.raises(UserError, match="is not a regular file: name a SQLite or DuckDB file"):
+        SqlQuery(str(tmp_path))
+    with pytest.raises(UserError, match=r"option folder is .*, which is not a folder"):
+        ask(SqlQuery(folder=str(tmp_path / "missing")))
     with pytest.raises(UserError, match="Cannot read the database"):
         SqlQuery(str(tmp_path / "missing.sqlite"))
     with pytest.raises(UserError, match="Unsupported database mysql://"):

@@ -178,3 +178,32 @@ def test_the_command_from_verl(tmp_path: Path, capsys):
     assert "run.yaml. Its first lines list 0 settings that were not converted" in printed
     assert "# Not converted:\n# - data.x was set" in printed
     assert yaml.safe_load(printed.partition("\n")[2])["run"]["seed"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        ("run.sh", "run.sh exists. Write to a new file."),
+        (".", "exists. Write to a new file."),
+        ("run.sh/run.yaml", "cannot be written: "),
+    ],
+)
+def test_an_output_that_exists_or_cannot_be_written_is_refused(tmp_path: Path, capsys, output: str, says: str):
+    script = _script(tmp_path, "python3 -m verl.trainer.main_ppo data.seed=3\n").rename(tmp_path / "run.sh")
+    text = script.read_text()
+    with pytest.raises(SystemExit) as ended:
+        main(["from-verl", str(script), "-o", str(tmp_path / output)])
+    assert ended.value.code == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert says in error
+    assert script.read_text() == text
+
+
+def test_the_output_may_be_in_a_new_folder_with_a_space(tmp_path: Path, capsys):
+    output = tmp_path / "my runs" / "run.yaml"
+    with pytest.raises(SystemExit) as ended:
+        main(["from-verl", "-o", str(output), "--", "data.seed=3", "actor_rollout_ref.model.path=modèle"])
+    assert not ended.value.code
+    assert f"Next: agentloop train '{output}' --dry-run\n" in capsys.readouterr().out
+    assert "model: modèle" in output.read_text(encoding="utf-8")

@@ -89,6 +89,25 @@ def test_changed_settings_that_affect_learning_are_named(sections, named):
     assert set(named) <= set(changes(**sections))
 
 
+def test_a_schedule_that_ends_with_the_run_is_the_reason_to_refuse_more_steps(tmp_path):
+    cosine = {"lr_schedule": "cosine"}
+    folder, _ = open_run(config(learner=cosine, run={"steps": 4}), tmp_path)
+    folder.append_metrics({"step": 1})
+    with pytest.raises(UserError, match=r"run\.steps: 4 -> 8\..* learner\.lr_schedule=cosine ends with the") as caught:
+        open_run(config(learner=cosine, run={"steps": 8}), tmp_path)
+    assert f"start a new one in another folder with model={tmp_path}." in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        open_run(config(learner=cosine | {"lr": 0.5}, run={"steps": 4}), tmp_path)
+    assert "lr_schedule" not in str(caught.value)
+
+
+def test_the_number_of_steps_may_change_if_the_schedule_has_its_own_length(tmp_path):
+    own = {"lr_schedule": "cosine", "total_updates": 8}
+    folder, _ = open_run(config(learner=own, run={"steps": 4}), tmp_path)
+    folder.append_metrics({"step": 1})
+    open_run(config(learner=own, run={"steps": 8}), tmp_path)
+
+
 def test_run_folder_with_other_settings_is_refused_and_unchanged(tmp_path):
     folder, checkpoint = open_run(config(), tmp_path)
     assert checkpoint is None

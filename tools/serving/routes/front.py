@@ -39,7 +39,7 @@ class Front:
         self._app = app
         self._daemon = daemon
         token = daemon.settings.token
-        self._bearer = None if token is None else f"Bearer {token}".encode()
+        self._token = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,8 +78,10 @@ class Front:
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
         if path == PING:
             return None
-        if self._bearer is not None:
-            if path in (START, ROUTES) or hmac.compare_digest(headers.get(b"authorization", b""), self._bearer):
+        if self._token is not None:
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            # The case of the scheme does not matter (RFC 9110, section 11.1).
+            if path in (START, ROUTES) or (scheme.lower() == b"bearer" and hmac.compare_digest(given, self._token)):
                 return None
             return 401, "The token is missing or wrong: send it as `Authorization: Bearer TOKEN`."
         if b"host" in headers and not is_loopback(_host_of(headers[b"host"])):  # a name that was bound again

@@ -22,6 +22,11 @@ from agentloop.tools.toolset import Toolset
 
 _logger = logging.getLogger(__name__)
 
+_NEEDS_BOX = (
+    "works only in the box of an episode, and calls through a daemon have none: name it in env.tools of a run whose "
+    "environment has boxes, such as harbor."
+)
+
 
 class Toolbox:
     """The tools of `specs`, and the registered tools that need no options and reach nothing of this host.
@@ -75,11 +80,20 @@ class Toolbox:
 def _absence(name: str, tools: Collection[str]) -> str:
     """Return why the daemon does not offer a tool, and what to do."""
     if name in registry.TOOLS:
+        if _is_for_boxes(name):
+            return f"The tool {name!r} {_NEEDS_BOX}"
         return (
             f"This daemon does not offer the tool {name!r}: start it with --tool {name}, or with its options, "
             f"--tool '{name}={{\"option\": ...}}'."
         )
     return f"Unknown tool {name!r:.100}.{meant(name, tools)} Tools: {', '.join(tools)}."
+
+
+def _is_for_boxes(name: str) -> bool:
+    try:
+        return getattr(registry.TOOLS.get(name), "needs_box", False)
+    except UserError:  # it does not import, which the start with --tool explains
+        return False
 
 
 def _named(spec: str) -> list[Tool]:
@@ -94,6 +108,8 @@ def _named(spec: str) -> list[Tool]:
     except json.JSONDecodeError as error:
         raise UserError(f"The options of --tool {name} are not a JSON object: {error}.") from error
     tools = registry.load_all(name, **options)
+    if any(tool.needs_box for tool in tools):
+        raise UserError(f"--tool {name} {_NEEDS_BOX}")
     if "sandbox" in options and any(isinstance(tool, CodeInterpreter) for tool in tools):
         raise UserError(
             f"--tool {name} uses the sandbox of this daemon: remove its option 'sandbox', and choose the level with "
@@ -112,5 +128,5 @@ def _registered(taken: Collection[str]) -> list[Tool]:
             _logger.debug("Not offered: %s With options: --tool '%s={...}'.", error, name)
         else:
             free = {each: tool for each, tool in loaded.items() if each not in taken and each not in tools}
-            tools |= {each: tool for each, tool in free.items() if not tool.by_name_only}
+            tools |= {each: tool for each, tool in free.items() if not (tool.by_name_only or tool.needs_box)}
     return list(tools.values())

@@ -8,10 +8,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentloop.boxes.interface.box import BoxProvider
 from agentloop.boxes.interface.spec import Image
@@ -68,7 +69,7 @@ async def swe_tasks(
     options: SweOptions | None = None,
     *,
     tell: Callable[[str], None] = lambda _: None,
-) -> AsyncIterator[Path]:
+) -> AsyncGenerator[Path, None]:
     """Make `count` tasks of a package below `folder`, and yield the folder of each; fewer if no more bugs are found.
 
     `package` is NAME==VERSION of the package index, an archive, or a folder. `tell` receives progress messages.
@@ -79,7 +80,7 @@ async def swe_tasks(
         if name not in MODIFIERS:
             raise UserError(f"There is no modifier {name!r}.{nearest(name, MODIFIERS)} There are {sorted(MODIFIERS)}.")
     with tempfile.TemporaryDirectory(prefix="agentloop-swe-") as made:
-        source = await asyncio.to_thread(fetch, package, Path(made, "source"))
+        source: Package = await _in_thread(fetch, package, Path(made, "source"))
         prefix = f"{source.name}-{source.version}-"
         await asyncio.to_thread(_check_new, folder, prefix)
         suite = await _suite(source, provider, options)
@@ -92,7 +93,7 @@ async def swe_tasks(
                 name = f"{prefix}{number:03}-{bug.candidate.modifier.replace('_', '-')}"
                 with tempfile.TemporaryDirectory(dir=made) as scratch:
                     if await _write_checked(Path(scratch, name), suite, bug, options, tell):
-                        await asyncio.to_thread(_keep, Path(scratch, name), folder / name)
+                        await _in_thread(_keep, Path(scratch, name), folder / name)
                         yield folder / name
                         number += 1
                 if number == count:
@@ -103,6 +104,16 @@ async def swe_tasks(
                 f"and {options.max_failing:.0%} of {len(stable)} tests fail. Its tests may not reach its code: choose "
                 "another package, or allow more --modifier."
             )
+
+
+async def _in_thread(work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Run blocking work. If the caller is cancelled, wait for its end: it uses a folder that is then removed."""
+    running = asyncio.create_task(asyncio.to_thread(work, *arguments, **options))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 def _keep(made: Path, folder: Path) -> None:
@@ -178,7 +189,7 @@ async def _write_checked(
     folder: Path, suite: Suite, bug: Bug, options: SweOptions, tell: Callable[[str], None]
 ) -> bool:
     """Write a task, run it with its solution and with nothing, and return whether the rewards are 1 and 0."""
-    await asyncio.to_thread(
+    await _in_thread(
         write_swe_task,
         folder,
         suite,

@@ -167,6 +167,12 @@ def test_images_are_read_in_messages_and_in_results():
         ({"messages": [QUESTION], "tool_choice": {"type": "some"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]}, "base64"),
         ({"messages": []}, "messages"),
+        ({"messages": [QUESTION], "system": [{"type": "document"}]}, "block of system has the type 'document'"),
+        ({"messages": [QUESTION], "output_config": {"format": {"type": "json_schema"}}}, "no JSON Schema in `schema`"),
+        (
+            {"messages": [QUESTION], "output_format": {"type": "json_schema", "schema": {"type": "object"}}},
+            "`output_format` is not supported here. Use `output_config.format`",
+        ),
     ],
 )
 def test_content_that_is_not_known_is_an_error_that_names_it(body, problem):

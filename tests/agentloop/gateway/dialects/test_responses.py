@@ -118,6 +118,7 @@ async def test_custom_tools_and_namespaces_are_called_as_they_were_declared(reco
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "type 'input_file'"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "service runs"),
         ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"input": "x", "text": {"format": {"type": "json_schema", "name": "x"}}}, "no JSON Schema in `schema`"),
         ({"input": "x", "tool_choice": "some"}, "tool_choice"),
         ({"input": []}, "input"),
     ],
@@ -125,6 +126,13 @@ async def test_custom_tools_and_namespaces_are_called_as_they_were_declared(reco
 def test_content_that_is_not_known_is_an_error_that_names_it(body, problem):
     with pytest.raises(ApiError, match=problem):
         Responses().read(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(("sent", "reported"), [({}, True), ({"parallel_tool_calls": False}, False)])
+async def test_parallel_calls_are_reported_as_the_client_asked(recorder, serving, sent, reported):
+    async with serving(recorder("one" + END)) as (client, _):
+        answer = await ask(client, "2 + 3?", tools=TOOLS, **sent)
+    assert answer.parallel_tool_calls is reported
 
 
 async def test_errors_have_the_types_of_the_client(recorder, serving):

@@ -1,7 +1,6 @@
 """Generated terminal tasks: solutions get 1 and nothing gets 0, in every family; equal seeds make equal tasks."""
 
 import filecmp
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -63,12 +62,16 @@ def test_wrong_names_and_folders_are_refused(tmp_path):
     write_task(tmp_path / "b", [step])
     with pytest.raises(UserError, match="exists already"):
         write_task(tmp_path / "b", [step])
+    with pytest.raises(UserError, match=r"b exists already: choose another folder, or remove it\."):
+        list(terminal_tasks(tmp_path / "b", 1))
+    assert [path.name for path in (tmp_path / "b").glob("0*")] == []
 
 
 def test_the_command_line_makes_them(tmp_path):
-    arguments = ["terminal", str(tmp_path / "t"), "--num", "3", "--seed", "2", "--level", "1", "--image", "busybox"]
+    folder = tmp_path / "my tasks"
+    arguments = ["terminal", str(folder), "--num", "3", "--seed", "2", "--level", "1", "--image", "busybox"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "made 3 tasks" in result.output
-    found = sorted(Path(tmp_path / "t").iterdir())
+    assert f"made 3 tasks in {folder}: agentloop tasks check '{folder}'\n" in result.output
+    found = sorted(folder.iterdir())
     assert [HarborTask.load(folder).config.environment.docker_image for folder in found] == ["busybox"] * 3

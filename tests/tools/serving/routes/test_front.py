@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 ROUTES = ("/v1/health", "/metrics", "/v1/sessions", "/v1/tools", "/openapi.json", "/nowhere")
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "bearer s3cret", "Basic s3cret"])
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "bearers3cret", "Basic s3cret"])
 async def test_requests_without_token_are_rejected(by_hand, header):
     async with by_hand(token="s3cret") as (client, sandbox):
         headers = {} if header is None else {"authorization": header}
@@ -31,6 +31,13 @@ async def test_routes_need_the_token_except_ping(by_hand):
             assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
         client.headers["authorization"] = "Bearer s3cret"
         assert [(await client.get(route)).status_code for route in ROUTES] == [200] * 5 + [404]
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_case_of_the_scheme_does_not_matter(by_hand, scheme):
+    async with by_hand(token="s3cret") as (client, _):
+        assert (await client.get("/v1/health", headers={"authorization": f"{scheme} s3cret"})).status_code == 200
+        assert (await client.get("/v1/health", headers={"authorization": f"{scheme} S3CRET"})).status_code == 401
 
 
 async def test_body_of_an_unauthorized_request_is_not_read(by_hand):

@@ -209,3 +209,16 @@ def test_unusable_or_duplicate_registered_tools_are_skipped(tmp_path, monkeypatc
 def test_tools_that_reach_the_host_are_offered_only_by_name(name):
     assert name not in Toolbox([], 10, None).toolset.tools
     assert name in Toolbox([name], 10, None).toolset.tools
+
+
+@pytest.mark.parametrize("name", ["bash", "edit", "terminal"])
+def test_tools_that_need_the_box_of_an_episode_are_refused(name):
+    with pytest.raises(UserError, match=f"--tool {name} works only in the box of an episode"):
+        Toolbox([name], 10, None)
+
+
+async def test_call_of_a_tool_for_boxes_does_not_suggest_to_start_it(by_hand):
+    async with by_hand() as (client, _):
+        response = await client.post("/v1/tools/bash/call", json={})
+        assert response.status_code == 404
+        assert response.json()["detail"].startswith("The tool 'bash' works only in the box of an episode")

@@ -1,9 +1,13 @@
 """Tasks of a package: checked, without the sound code, equal for equal seeds, and judged by the package's own tests."""
 
+import asyncio
 import filecmp
 import inspect
 import json
+import tempfile
 import textwrap
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from typer.testing import CliRunner
 from agentloop.cli.authoring.tasks import app
 from agentloop.envs.harbor.attempt import Attempt
 from agentloop.envs.harbor.check import check_tasks, run_solution
+from agentloop.envs.harbor.making.swe import making
 from agentloop.envs.harbor.making.swe.making import SweOptions, swe_tasks
 from agentloop.envs.harbor.tasks.task import HarborTask
 from agentloop.errors import UserError
@@ -157,13 +162,37 @@ async def test_a_bug_that_could_be_looked_up_is_not_made(tmp_path, provider):
         await made(write(tmp_path / "twice", files), tmp_path / "tasks", 1, provider)
 
 
+@pytest.mark.parametrize("slow", ["fetch", "write_swe_task"])
+async def test_cancelling_leaves_no_files_of_work_that_still_runs(shapes, tmp_path, provider, monkeypatch, slow):
+    begun, temporary = threading.Event(), tmp_path / "temporary"
+    temporary.mkdir()
+    work = getattr(making, slow)
+
+    def slowly(*arguments, **options):
+        begun.set()
+        time.sleep(0.5)
+        return work(*arguments, **options)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(making, slow, slowly)
+    task = asyncio.create_task(made(shapes, tmp_path / "tasks", 1, provider))
+    assert await asyncio.to_thread(begun.wait, 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(1)  # the work would have ended by now
+    assert list(temporary.iterdir()) == []
+    assert not (tmp_path / "tasks").exists()
+
+
 def test_the_command_line_makes_them(shapes, tmp_path):
-    arguments = ["swe", str(shapes), str(tmp_path / "t"), "--num", "2", "--runner", "unittest", "--provider", "rootfs"]
+    folder = tmp_path / "my tasks"
+    arguments = ["swe", str(shapes), str(folder), "--num", "2", "--runner", "unittest", "--provider", "rootfs"]
     result = CliRunner().invoke(app, [*arguments, "--modifier", "change_operator", "--modifier", "change_comparison"])
     assert result.exit_code == 0, result.output
     assert "shapes 1.2: 7 tests pass each time" in result.output
-    assert "made 2 tasks" in result.output
-    kinds = {HarborTask.load(folder).config.metadata["modifier"] for folder in Path(tmp_path / "t").iterdir()}
+    assert f"made 2 tasks in {folder}: agentloop tasks check '{folder}'\n" in result.output
+    kinds = {HarborTask.load(task).config.metadata["modifier"] for task in folder.iterdir()}
     assert kinds <= {"change_operator", "change_comparison"}
     again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, UserError)
