@@ -1,4 +1,5 @@
-"""Run a script on several ranks. The processes are forked from one that has imported torch and transformers.
+"""Run a script on several ranks. The processes are forked from one that has imported torch and transformers; those of
+GPUs are started afresh, because one of these imports starts CUDA, and CUDA does not survive a fork.
 
 This is for tests of what runs on a rank, which need no Ray: four such ranks start in a second, while the actors of
 `LearnerRanks` import torch each. tests/trainer/learner/test_ranked_learner.py tests a learner on actors.
@@ -27,7 +28,7 @@ def run_on_ranks(
 ) -> None:
     """Run `python script arguments...` in one process for each rank, all of which have joined a process group. Their
     output is in `log`. Raises `AssertionError` with the end of it if a rank fails, and ends the others."""
-    processes = multiprocessing.get_context("forkserver")
+    processes = multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")
     processes.set_forkserver_preload(_IMPORTED)
     store = process_group.listen(ranks)
     rendezvous = Rendezvous(process_group.THIS_HOST, store.port, ranks, device)
@@ -44,8 +45,9 @@ def run_on_ranks(
             ended = wait(list(running), timeout=timeout)
             assert ended, f"the ranks took longer than {timeout:g} s: {_end_of(log)}"
             for sentinel in ended:
-                code = running.pop(sentinel).exitcode  # type: ignore[index]
-                assert code == 0, f"a rank ended with status {code}: {_end_of(log)}"
+                process = running.pop(sentinel)  # type: ignore[index]
+                process.join()  # the sentinel may come before the status
+                assert process.exitcode == 0, f"a rank ended with status {process.exitcode}: {_end_of(log)}"
     finally:
         for process in started:
             process.kill()

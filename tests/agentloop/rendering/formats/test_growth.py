@@ -65,7 +65,17 @@ def seconds(parser, text):
 
 
 def grows(parser, unit, head=""):
-    """Return how many times longer four times the text takes; 0 if both are short."""
+    """Return how many times longer four times the text takes, 0 if both are short. What looks slow is measured again,
+    because other programs may have slowed one measurement."""
+    times = float("inf")
+    for _ in range(3):
+        times = min(times, growth(parser, unit, head))
+        if times <= GROWTH:
+            break
+    return times
+
+
+def growth(parser, unit, head):
     short, long = (head + unit * (length // len(unit)) for length in LENGTHS)
     after = min(seconds(parser, long) for _ in range(2))
     if after < SHORTEST:
