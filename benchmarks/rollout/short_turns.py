@@ -296,6 +296,8 @@ def main() -> None:
     for program, option in (("nvidia-cuda-mps-control", args.mps), ("py-spy", args.py_spy)):
         if option and shutil.which(program) is None:
             parser.error(f"{program} is not installed")
+    if args.py_spy:
+        args.py_spy.mkdir(parents=True, exist_ok=True)
     args.most = args.in_flight
     settings = {name: value for name, value in vars(args).items() if name != "py_spy"}
     with tempfile.TemporaryDirectory() as scratch:
