@@ -163,6 +163,7 @@ class Bench:
 @contextmanager
 def spied(folder: Path) -> Iterator[None]:
     """Record the stacks of this process and of its engine cores for some seconds."""
+    folder.mkdir(parents=True, exist_ok=True)
     processes = {"loop": psutil.Process()} | {f"core{child.pid}": child for child in _children() if _is_core(child)}
     spies = []
     for name, process in processes.items():
@@ -296,8 +297,6 @@ def main() -> None:
     for program, option in (("nvidia-cuda-mps-control", args.mps), ("py-spy", args.py_spy)):
         if option and shutil.which(program) is None:
             parser.error(f"{program} is not installed")
-    if args.py_spy:
-        args.py_spy.mkdir(parents=True, exist_ok=True)
     args.most = args.in_flight
     settings = {name: value for name, value in vars(args).items() if name != "py_spy"}
     with tempfile.TemporaryDirectory() as scratch:

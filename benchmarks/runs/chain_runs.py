@@ -100,7 +100,7 @@ def curves(lines: Sequence[dict[str, float]]) -> dict[str, list[float | None]]:
 async def measure(case: list[str], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Make one run. Its steps per second exclude evaluations and everything before the second step."""
     settings = [f"run.steps={args.steps}", f"run.save_every={args.steps}", f"eval.every={args.steps}"]
-    settings += ["run.loggers=[]", *([f"model={args.model}"] if args.model else []), *args.set]
+    settings += ["run.loggers=[]", *args.set]
     tool = {"name": "agentloop.tools.code_interpreter:CodeInterpreter", "options": {"sandbox": args.sandbox}}
     if args.tools == "slow":
         tool["name"] = f"{_THIS}:SlowInterpreter"
@@ -133,7 +133,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tools", choices=("plain", "slow"))
     parser.add_argument("--recipe", default="chain")
-    parser.add_argument("--model", help="instead of the recipe's, which the commands above make")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--longest-sleep", type=float, default=4.0)
     parser.add_argument("--sandbox", default="local")

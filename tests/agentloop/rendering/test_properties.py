@@ -11,16 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.types.trajectory import SegmentKind, Trajectory
+from tests.agentloop.rendering.conftest import SPECIAL, TAGS
 
 TOOLS = ({"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}},)
 KINDS = ("split", "gpt2", "no_words", "pieces")
 STABLE = ("chatml", "think", "coder", "bracket", "trimming")
 VERBATIM = ("chatml", "think", "coder", "bracket")
 
-looks_like_control = re.compile(r"<[|/\w]|\[/?[A-Z]").search
-"""Hypothesis also draws strings that stand in the code: text must be without control tokens to be plain."""
-characters = st.text(st.characters(exclude_categories=("Cs", "Co", "Cn")), max_size=20)
-plain_text = characters.filter(lambda text: not looks_like_control(text)) | st.sampled_from(
+
+def is_plain(text):
+    """Return whether no added token is in the text. Hypothesis also draws strings that stand in the code."""
+    return not any(token in text for token in (*SPECIAL, *TAGS))
+
+
+characters = st.characters(exclude_categories=("Cs", "Co", "Cn"))
+plain_text = st.text(characters, max_size=20).filter(is_plain) | st.sampled_from(
     ["", " ", "\n", "\n\n", "  two  ", "a\r\n", '"q"', "{{ x }}", "42", "def f():\n    return 1\n", "é漢🙂"]
 )
 control = st.sampled_from(

@@ -67,10 +67,8 @@ def seconds(parser, text):
 def grows(parser, unit, head=""):
     """Return how many times longer four times the text takes, 0 if both are short. What looks slow is measured again,
     because other programs may have slowed one measurement."""
-    times = float("inf")
     for _ in range(3):
-        times = min(times, growth(parser, unit, head))
-        if times <= GROWTH:
+        if (times := growth(parser, unit, head)) <= GROWTH:
             break
     return times
 
