@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.inside import channel
 from agentloop.sandboxes.levels.rootfs import ENVIRONMENT
 from agentloop.sandboxes.worlds import boot
+from agentloop.sandboxes.worlds.world import PidFd
 
 _START_SECONDS = 120.0
 _LINKED = {"LD_BIND_NOW": "1"}
@@ -67,7 +67,10 @@ class SlotTemplate:
         return template
 
     async def make(self, **request: Any) -> tuple[socket.socket, int, int]:
-        """Make a slot and return its socket, its pid and its pidfd. Raises `SandboxError`."""
+        """Make a slot and return its socket, its pid and its pidfd. Raises `SandboxError`.
+
+        When it is cancelled, the slot has ended before it raises.
+        """
         if not self.alive:
             raise SandboxError("The template of the slots died.")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -76,7 +79,11 @@ class SlotTemplate:
             with theirs:
                 channel.send(self._control, {**request, "id": number}, [theirs.fileno()])
             future = self._waiting[number] = self._loop.create_future()
-            pid, pidfd = await future
+            pid, pidfd = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            ours.close()
+            await asyncio.shield(asyncio.create_task(_end(future)))
+            raise
         except OSError as error:
             ours.close()
             raise SandboxError(f"The template of the slots accepts no request: {error}.") from error
@@ -101,12 +108,7 @@ class SlotTemplate:
                 self._ready.set_result(None)
             return
         future = self._waiting.pop(message["id"])
-        if future.done():  # cancelled: nobody waits for this slot
-            for fd in fds:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(fd, signal.SIGKILL)
-                os.close(fd)
-        elif error := message.get("error"):
+        if error := message.get("error"):
             future.set_exception(SandboxError(f"A slot could not be made: {error}."))
         else:
             future.set_result((message["pid"], fds[0]))
@@ -131,6 +133,14 @@ class SlotTemplate:
         await asyncio.to_thread(self.process.wait)
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+async def _end(making: asyncio.Future[tuple[int, int]]) -> None:
+    """Wait until a slot is made, kill it, and wait until it has ended."""
+    with contextlib.suppress(SandboxError):
+        slot = PidFd((await making)[1])
+        slot.kill()
+        await slot.ended
 
 
 def _not_preloaded(module: str, error: str) -> PreloadError:

@@ -1,12 +1,13 @@
 """Features of boxes without an engine that others lack, and their refusals."""
 
+import asyncio
 import os
 from dataclasses import replace
 
 import pytest
 
 from agentloop.boxes import Image
-from tests.boxes.processes import running
+from tests.boxes.processes import boxes_of_this_process, running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -43,3 +44,16 @@ async def test_busybox_needs_no_image(provider, spec):
         assert (await box.exec("awk 'BEGIN { print 6 * 7 }' | sed s/4/5/")).stdout == "52\n"
     finally:
         await box.stop()
+
+
+@pytest.mark.parametrize("delay", [0, 0.001, 0.003, 0.01, 0.03])
+async def test_a_start_that_is_cancelled_has_left_no_box_when_it_raises(provider, spec, delay):
+    before = boxes_of_this_process()
+    for _ in range(5):
+        starting = asyncio.create_task(provider.start(spec))
+        await asyncio.sleep(delay)
+        starting.cancel()
+        made = (await asyncio.gather(starting, return_exceptions=True))[0]
+        if not isinstance(made, asyncio.CancelledError):
+            await made.stop()
+        assert boxes_of_this_process() == before
