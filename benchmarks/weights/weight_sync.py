@@ -117,7 +117,7 @@ async def updates(engine: VllmEngine, outputs: Outputs, weights: Source, args: a
         "bytes": shared.num_bytes,
         "bytes_by_process": [sum(place.num_bytes for place in part) for part in _by_part(shared)],
         "loads_by": engine.loads_by,
-        "maps_devices": engine._maps_devices,
+        "maps_devices": engine.transport.maps_devices,
         "first": first,
         "median": median,
         "pauses": sorted(each["pause_seconds"] for each in rest),

@@ -36,7 +36,7 @@ async def test_weights_go_from_gpu_to_engine_without_the_host(engine, model, dev
         await engine.update_weights(TensorWeights(weights), token)
         got = await engine.generate([1, 2], _tests.GREEDY, trajectory_id=str(token))
         assert list(got.ids) == list(got.versions) == [token] * 12
-    assert engine.maps_devices
+    assert engine.transport.maps_devices
     assert engine.loads_by == "copies"
     await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)
 
@@ -49,10 +49,10 @@ async def test_an_engine_that_cannot_reach_the_gpu_gets_weights_through_the_host
         return refusal or await call(method, **arguments)
 
     monkeypatch.setattr(engine.llm, "collective_rpc", refuse_once)
-    monkeypatch.setattr(engine, "maps_devices", True)
+    monkeypatch.setattr(engine.transport, "maps_devices", True)
     weights = [(name, tensor.to("cuda")) for name, tensor in _tests.parrot(model, 6)]
     await engine.update_weights(TensorWeights(weights), 6)
-    assert not engine.maps_devices
+    assert not engine.transport.maps_devices
     assert list((await engine.generate([1, 2], _tests.GREEDY, trajectory_id="a")).ids) == [6] * 12
     monkeypatch.undo()
     await engine.update_weights(TensorWeights(list(model.named_parameters())), 0)

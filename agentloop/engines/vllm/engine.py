@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from array import array
 from collections.abc import Sequence
@@ -14,28 +13,23 @@ from typing import TYPE_CHECKING, Any
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.token_listeners import listener
-from agentloop.engines.vllm.adapters import are_adapters, check_shapes, start_arguments
 from agentloop.engines.vllm.adapters import request as adapter_request
+from agentloop.engines.vllm.adapters import start_arguments
 from agentloop.engines.vllm.compat import missing_attributes, takes_stop_tokens
 from agentloop.engines.vllm.core import DEAD, OutputFence, unless_dead
 from agentloop.engines.vllm.images import ImageSender
 from agentloop.engines.vllm.launch import VllmLauncher
 from agentloop.engines.vllm.requests import generation_of, up_to_stop, versions_of, vllm_params
 from agentloop.engines.vllm.sleep import SleepMode
+from agentloop.engines.vllm.weights import MemoryTransport
 from agentloop.errors import EngineError, UserError
 from agentloop.grammars.of_model import ModelGrammars
 from agentloop.process.threads import DECODING
 from agentloop.types.grammar import Grammar
-from agentloop.weights.checkpoint_names import CheckpointNames
-from agentloop.weights.files import check_names
-from agentloop.weights.shelf import CannotMap, Overwritten, SharedWeights, WeightShelf
-from agentloop.weights.wire import to_json
 
 if TYPE_CHECKING:
     from agentloop.types.image import PlacedImage
     from agentloop.weights.handle import WeightHandle
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -83,7 +77,6 @@ class VllmEngine(Engine):
         **engine_args: Any,
     ) -> None:
         self._model = os.fspath(model)
-        self._names: CheckpointNames | None = None
         self._stops = StopFinder(self._model)
         self._grammars = ModelGrammars(os.fspath(model))
         arguments = {
@@ -114,11 +107,9 @@ class VllmEngine(Engine):
         self._updates = 0
         self._paused = False
         self._turns: set[_Turn] = set()
-        self._shelf, self._host_shelf = WeightShelf(), WeightShelf(on_host=True)
+        self.transport = MemoryTransport(self._model, adapters)
         self.loads_by = ""
-        """How the last weights were loaded: the result of `WeightReceiver.agentloop_load`."""
-        self.maps_devices = True
-        """Whether vLLM's workers can map the GPU memory that has the weights."""
+        """How the last weights were loaded: the result of `MemoryTransport.load`."""
         self._images: ImageSender | None = None
         """None for a model without a vision tower."""
         self._lock = asyncio.Lock()
@@ -302,9 +293,7 @@ class VllmEngine(Engine):
         are `Overwritten` meanwhile, the engine rejects turns until an update succeeds.
         """
         llm = self._alive()
-        shared = await asyncio.to_thread(weights.shared, self._shelf)
-        await self._check(shared)
-        await self._open(llm, shared)
+        await self.transport.prepare(llm, weights, self._launcher.shapes)
         async with self._lock:
             was_paused = self._paused
             if self._sleep.is_on:
@@ -312,68 +301,19 @@ class VllmEngine(Engine):
             else:
                 await self._pause()
             try:
-                ways = await unless_dead(llm, llm.collective_rpc("agentloop_load"))
+                self.loads_by = await self.transport.load(llm)
             except EngineDead:
                 raise
-            except Exception as error:  # vLLM may raise anything, and leaves the weights half written
-                self._failure = f"vLLM could not load new weights: {type(error).__name__}: {error}"
+            except EngineError as error:
+                self._failure = str(error)
                 await self._abort_all()
-                raise EngineError(self._failure) from error
+                raise
             else:
-                await self._loaded(ways, version)
+                self._failure = None
+                self._mark(version)
             finally:
                 if not was_paused and not llm.errored:
                     await self._resume()
-
-    async def _check(self, shared: SharedWeights) -> None:
-        """Raise `EngineError` if the weights are not those of the model, or of adapters if the engine takes these."""
-        if are_adapters(shared.shapes) != (self._adapters is not None):
-            takes = "merged weights" if self._adapters is None else "adapters"
-            raise EngineError(f"the engine takes {takes}: its option adapters must match learner.lora.publish")
-        if self._launcher.shapes is None:
-            return
-        if self._adapters is not None:
-            check_shapes(shared.shapes, self._launcher.shapes)
-        else:
-            check_names(await asyncio.to_thread(self._checkpoint_shapes, shared), self._launcher.shapes)
-
-    def _checkpoint_shapes(self, shared: SharedWeights) -> dict[str, tuple[int, ...]]:
-        if self._names is None:
-            self._names = CheckpointNames(self._model)
-        return self._names.shapes(shared.shapes)
-
-    async def _loaded(self, ways: list[str], version: int) -> None:
-        if "overwritten" in ways:
-            self._failure = "new weights were overwritten while vLLM loaded them"
-            await self._abort_all()
-            raise Overwritten(self._failure)
-        self.loads_by = ways[0]
-        self._failure = None
-        self._mark(version)
-
-    async def _open(self, llm: Any, shared: SharedWeights) -> None:
-        """Let the workers map the weights, or a copy in host memory if they cannot map the GPU memory."""
-        if self.maps_devices or not shared.is_of_this_process:
-            problem = await self._try_open(llm, shared)
-            if not problem:
-                return
-            if not shared.is_of_this_process:
-                raise CannotMap(problem)
-            _log.warning("New weights are sent through host memory from now on: %s.", problem)
-            self.maps_devices = False
-        if problem := await self._try_open(llm, await asyncio.to_thread(self._host_shelf.put, shared.tensors())):
-            raise CannotMap(problem)
-
-    async def _try_open(self, llm: Any, shared: SharedWeights) -> str:
-        """Return why the workers cannot map the weights; '' if they can."""
-        try:
-            asked = llm.collective_rpc("agentloop_open", args=(to_json(shared),))
-            problems: list[str] = await unless_dead(llm, asked)
-        except EngineDead:
-            raise
-        except Exception as error:  # the boundary to vLLM
-            raise EngineError(f"vLLM: {type(error).__name__}: {error}") from error
-        return next(filter(None, problems), "")
 
     def _mark(self, version: int) -> None:
         """Record that running turns continue with `version`; sampling is paused, and all outputs have arrived."""

@@ -16,13 +16,12 @@ from agentloop.process.restart_budget import RestartBudget
 from agentloop.trainer.cluster.reservation import GpuReservation
 from agentloop.trainer.cluster.session import check_workers_fit, connect, log_folder, require_ray
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
-from agentloop.trainer.workers.lengths import LengthMemory
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.ray.object_weights import Published
-from agentloop.trainer.workers.ray.open_request import OpenRequest
 from agentloop.trainer.workers.ray.replica import MakeReplica
-from agentloop.trainer.workers.ray.slots import Slot, for_request, to_retire
+from agentloop.trainer.workers.ray.request_queue import RequestQueue
+from agentloop.trainer.workers.ray.slots import Slot, to_retire
 from agentloop.trainer.workers.ray.weight_distributor import WeightDistributor
 from agentloop.trainer.workers.ray.worker import REPORT_SECONDS, RayWorker, WorkerLost
 from agentloop.trainer.workers.worker_count import WorkerCount, draining_nodes
@@ -45,8 +44,7 @@ class RayWorkers(Workers):
     published weights off the GPU of the learner.
 
     `most` is the largest number of episodes in flight on one worker, `longest` the largest number of tokens of a
-    trajectory. A request waits here until a worker has room; requests that are expected to take longest go first. All
-    episodes of a group go to one worker, which caches their prompt.
+    trajectory. A request waits in a `RequestQueue` until a worker has room.
 
     A worker that dies or hangs is restarted with the current weights. Its finished trajectories are kept. Other workers
     play its unfinished episodes again, and replay the turns that it reported instead of sampling them.
@@ -86,9 +84,7 @@ class RayWorkers(Workers):
         self.slots = [self._new_slot() for _ in range(config.count)]
         """Slots of the workers, including retired ones."""
         self._following: asyncio.Task[None] | None = None
-        self._playing: set[asyncio.Task[None]] = set()
-        self._waiting: list[OpenRequest] = []
-        self._lengths = LengthMemory()
+        self._queue = RequestQueue(self.slots, config.max_replays)
         self._shelf = WeightShelf(on_host=shelf_on_host)
         self.distributor = WeightDistributor(config)
         self.published: Published | None = None
@@ -102,7 +98,6 @@ class RayWorkers(Workers):
         """Held while weights or pauses are sent to workers, including new ones."""
         self._is_reserved = False
         self._owns_ray = False
-        self._failure: Exception | None = None
 
     @property
     def reservation(self) -> GpuReservation | None:
@@ -183,31 +178,10 @@ class RayWorkers(Workers):
                     slot.worker.drain()
 
     def room(self) -> int:
-        """Return the number of further episodes that could start now, including room on restarting workers."""
-        free = sum(slot.room for slot in self.slots)
-        return max(free - sum(len(request.missing) for request in self._waiting), 0)
+        return self._queue.room()
 
     async def play(self, request: RolloutRequest, on_trajectory: Callable[[Trajectory], None] | None = None) -> Group:
-        if self._failure is not None:
-            raise self._failure
-        opened = OpenRequest(request, on_trajectory)
-        self._waiting.append(opened)
-        self._give_out()
-        try:
-            group = await opened.answer
-        except asyncio.CancelledError:
-            self._abort(opened)
-            raise
-        self._lengths.learn(request, opened.longest)
-        return group
-
-    def _abort(self, opened: OpenRequest) -> None:
-        if opened in self._waiting:
-            self._waiting.remove(opened)
-        for worker in self._ready_workers():
-            if opened in worker.requests:
-                worker.abort(opened)
-        self._give_out()
+        return await self._queue.play(request, on_trajectory)
 
     async def pause(self) -> None:
         async with self._changing:
@@ -225,7 +199,7 @@ class RayWorkers(Workers):
         while self._starting:
             await asyncio.wait(self._starting)
         async with self._changing:
-            if self._failure is None:
+            if self._queue.failure is None:
                 await self._change_all(LocalWorkers.sleep)
 
     async def wake(self) -> None:
@@ -239,9 +213,8 @@ class RayWorkers(Workers):
             published = Published(await asyncio.to_thread(weights.shared, self._shelf), version)
             before, self.published = self.published, published
             try:
-                if self._failure is not None:
-                    raise self._failure
-                await self.distributor.bring(published, self._ready_workers())
+                self._queue.raise_failure()
+                await self.distributor.bring(published, self._queue.workers)
             except Exception:
                 self.published = before
                 raise
@@ -254,15 +227,11 @@ class RayWorkers(Workers):
             with suppress(WorkerLost):
                 await worker.change(change)
 
-        if self._failure is not None:
-            raise self._failure
-        await asyncio.gather(*(one(worker) for worker in self._ready_workers()))
-
-    def _ready_workers(self) -> list[RayWorker]:
-        return [slot.worker for slot in self.slots if slot.worker is not None]
+        self._queue.raise_failure()
+        await asyncio.gather(*(one(worker) for worker in self._queue.workers))
 
     def metrics(self) -> dict[str, float]:
-        alive = self._ready_workers()
+        alive = self._queue.workers
         metrics = {
             "workers/alive": float(len(alive)),
             "workers/draining": float(sum(worker.is_draining for worker in alive)),
@@ -273,27 +242,6 @@ class RayWorkers(Workers):
             counts.update(worker.metrics)
         metrics |= self.distributor.metrics()
         return metrics | {f"workers/{name}": float(count) for name, count in counts.items()}
-
-    def _give_out(self) -> None:
-        """Assign requests to the workers with most room: first requests of lost workers, then the longest."""
-        self._waiting = [request for request in self._waiting if not request.answer.done()]
-        self._waiting.sort(key=lambda each: (each.num_lost, self._lengths.expect(each.request)), reverse=True)
-        while self._waiting:
-            slot = for_request(self.slots, len(self._waiting[0].missing))
-            if slot is None or slot.worker is None:
-                return
-            self._play_on(slot.worker, self._waiting.pop(0))
-
-    def _play_on(self, worker: RayWorker, request: OpenRequest) -> None:
-        worker.requests.add(request)  # now, because its task starts later
-        task = asyncio.create_task(worker.play(request))
-        self._playing.add(task)
-        task.add_done_callback(self._played)
-
-    def _played(self, task: asyncio.Task[None]) -> None:
-        self._playing.discard(task)
-        if not task.cancelled():
-            self._give_out()
 
     async def _live(self, slot: Slot, ready: asyncio.Future[None]) -> None:
         """Keep a worker in the slot until it is retired, or workers are lost too often."""
@@ -350,7 +298,7 @@ class RayWorkers(Workers):
                 raise WorkerLost("start", str(error)) from error
             slot.limit = ConcurrencyLimit(self._most, cache_tokens=started.cache_tokens, longest=self._longest)
             worker.limit, slot.worker = slot.limit, worker
-        self._give_out()
+        self._queue.give_out()
 
     def _lose(self, slot: Slot, worker: RayWorker, lost: WorkerLost) -> None:
         self.failures[lost.kind] += 1
@@ -363,15 +311,7 @@ class RayWorkers(Workers):
         """Let other workers play the requests of a worker that is gone."""
         slot.worker = None
         self._of_the_gone.update(worker.metrics)
-        for request in worker.requests:
-            if request.answer.done():
-                continue
-            if request.num_lost > self._config.max_replays:
-                request.give_up(lost)
-            else:
-                self._waiting.append(request)
-        worker.requests.clear()
-        self._give_out()
+        self._queue.take_back(worker, lost)
 
     def _give_up(self, index: int, slot: Slot, lost: WorkerLost, ready: asyncio.Future[None]) -> None:
         slot.is_given_up = True
@@ -387,19 +327,15 @@ class RayWorkers(Workers):
 
     def _fail(self, error: Exception, ready: asyncio.Future[None]) -> None:
         """Fail all requests, because no worker is left."""
-        self._failure = error
         if not ready.done():
             ready.set_exception(error)
-        playing = [request for worker in self._ready_workers() for request in worker.requests]
-        for request in [*self._waiting, *playing]:
-            request.fail(error)
-        self._waiting.clear()
+        self._queue.fail(error)
 
     async def close(self) -> None:
-        tasks = [*self._playing, *(slot.life for slot in self.slots if slot.life), *filter(None, [self._following])]
+        tasks = [*(slot.life for slot in self.slots if slot.life), *filter(None, [self._following])]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._queue.close(), *tasks, return_exceptions=True)
         self.distributor.close()
         if self._reservation is not None:
             self._reservation.release()
