@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
@@ -133,6 +134,10 @@ def rollout_config(
 
     if samples < 1 or (limit is not None and limit < 1):
         raise UserError(f"samples is {samples} and limit is {limit}: set both to 1 or more.")
+    if not math.isfinite(threshold):
+        raise UserError(
+            f"threshold is {threshold}, but pass@k needs a number to compare rewards with. Set it to, say, 1.0."
+        )
     config, plays = _with_model(config, played_by, step)
     folder = output or new_folder(name, "-rollout")
     if (folder / _TRAJECTORIES).exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +9,6 @@ from typing import Annotated, Literal
 import typer
 
 from agentloop.api.recipe import complete_recipe
-from agentloop.errors import UserError
 
 
 def rollout(
@@ -51,10 +49,6 @@ def rollout(
     from agentloop.api.recipe import load_run_config, run_name
     from agentloop.cli.rollout_report import print_report
 
-    if not math.isfinite(threshold):
-        raise UserError(
-            f"--threshold is {threshold}, but pass@k needs a number to compare rewards with. Set it to, say, 1.0."
-        )
     names_model = any(override.startswith("model=") for override in overrides or [])
     result = rollout_config(
         load_run_config(recipe, overrides or []),

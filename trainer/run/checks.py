@@ -238,8 +238,8 @@ def _staleness_problems(config: RunConfig) -> Iterator[str]:
             f"staleness.cut.min_episodes is {cut.min_episodes}, but without a deadline a group waits for all its "
             "episodes. Set staleness.cut.deadline to a number of seconds, or remove min_episodes."
         )
-    if (cut.min_episodes or 0) > group_size:
+    if (cut.min_episodes or 0) >= group_size:
         yield (
-            f"staleness.cut.min_episodes is {cut.min_episodes}, but algorithm.group_size is {group_size}: "
-            f"no group is that large. Set it to {group_size} or less."
+            f"staleness.cut.min_episodes is {cut.min_episodes} and algorithm.group_size is {group_size}, so after the "
+            f"deadline a group still waits for all its episodes. Set it below {group_size}."
         )

@@ -26,15 +26,22 @@ def read_json(text: str | None, option: str) -> dict[str, Any]:
 def read_pairs(pairs: list[str], properties: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Parse KEY=VALUE pairs. A value is parsed as JSON if it is valid JSON and the parameter is not a string.
 
-    `properties` come from the JSON Schema of the parameters. Raises `UserError`.
+    `properties` come from the JSON Schema of the parameters. Raises `UserError`, also for a key that is given twice.
     """
-    given = {}
+    given: dict[str, Any] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator:
             raise UserError(f"Invalid argument {pair!r}: expected KEY=VALUE.")
+        if key in given:
+            raise given_twice(key)
         given[key] = value if properties.get(key, {}).get("type") == "string" else _json_or_text(value)
     return given
+
+
+def given_twice(key: str) -> UserError:
+    """Return the error for a key with two values, one of which would be lost."""
+    return UserError(f"{key!r} is given twice: give it once, with one value.")
 
 
 def _json_or_text(value: str) -> Any:

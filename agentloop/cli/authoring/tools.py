@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agentloop.cli.authoring.arguments import read_json, read_pairs
+from agentloop.cli.authoring.arguments import given_twice, read_json, read_pairs
 from agentloop.cli.authoring.listing import Entry, print_entries
 from agentloop.errors import UserError
 from agentloop.registry.registry import package_of
@@ -92,11 +91,11 @@ def call_tool(
 
 
 def _arguments_of_call(as_json: str | None, pairs: list[str], properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of both forms. Raises `UserError` if one is given twice, because a value would be lost."""
+    """Return the arguments of both forms. Raises `UserError` if one is given twice."""
     of_json, of_pairs = read_json(as_json, "--json"), read_pairs(pairs, properties)
-    counts = Counter([*of_json, *(pair.partition("=")[0] for pair in pairs)])
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise UserError(f"The argument {twice[0]!r} is given twice: give it once, with one value.")
+    for name in of_json:
+        if name in of_pairs:
+            raise given_twice(name)
     return of_json | of_pairs
 
 

@@ -39,7 +39,7 @@ def test_rollout_of_training_tasks_with_a_limit(sums, capsys):
 @pytest.mark.parametrize("threshold", ["nan", "inf"])
 def test_a_threshold_that_is_no_number_is_refused(sums, capsys, threshold):
     assert agentloop("rollout", sums, "--threshold", threshold, "--output", sums / "out") == 2
-    assert f"--threshold is {threshold}, but pass@k needs a number" in capsys.readouterr().err
+    assert f"threshold is {threshold}, but pass@k needs a number" in capsys.readouterr().err
     assert not (sums / "out").exists()
 
 

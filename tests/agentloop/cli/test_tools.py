@@ -68,7 +68,13 @@ def test_call_accepts_pairs_and_json(spec):
 def test_an_argument_that_is_given_twice_is_refused(spec, given):
     error = run("call", spec, 'words=["a", "b"]', *given).exception
     assert isinstance(error, UserError)
-    assert "The argument 'sign' is given twice" in str(error)
+    assert "'sign' is given twice" in str(error)
+
+
+def test_an_option_of_a_tool_that_is_given_twice_is_refused(spec):
+    error = run("call", spec, "--option", "a=1", "--option", "a=2").exception
+    assert isinstance(error, UserError)
+    assert "'a' is given twice" in str(error)
 
 
 CONTEXT = '''

@@ -153,6 +153,10 @@ def test_the_config_of_another_command_is_recognised(tmp_path):
             ["warmup_updates is 5", "has 5 updates"],
         ),
         (["staleness.cut.deadline=0.001"], ["staleness.cut.deadline is 0.001", "Set staleness.cut.min_episodes"]),
+        (
+            ["staleness.cut={deadline: 1, min_episodes: 4}", "algorithm.group_size=4"],
+            ["staleness.cut.min_episodes is 4", "Set it below 4"],
+        ),
         (["staleness.cut.min_episodes=2"], ["staleness.cut.min_episodes is 2", "Set staleness.cut.deadline"]),
         (["critic={lr: 1e-3, clip: 1}"], ["critic.lr and critic.clip would", "advantage=grpo", "advantage=gae"]),
         (["process_reward.beta=1"], ["process_reward.beta would", "advantage=grpo", "advantage=prime"]),

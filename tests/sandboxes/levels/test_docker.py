@@ -22,11 +22,12 @@ pytestmark = [pytest.mark.docker, pytest.mark.asyncio(loop_scope="module")]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox() -> AsyncIterator[Docker]:
+    before = set(_containers())  # boxes of earlier tests end with this process
     sandbox = Docker(slots=2, disk_mb=32, max_processes=32)
     await sandbox.start()
     yield sandbox
     await sandbox.close()
-    await _until(lambda: not _containers())  # the engine lists what it is about to remove
+    await _until(lambda: set(_containers()) <= before)  # the engine lists what it is about to remove
 
 
 def _containers() -> list[str]:
