@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
@@ -16,7 +16,7 @@ from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import Images, call_of, joined, with_one_system_message
-from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, refuse, tool_of
+from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart, UnfinishedCall
 
 if TYPE_CHECKING:
@@ -59,6 +59,12 @@ class _Message(BaseModel):
 
 
 class _Body(Body):
+    refused: ClassVar[Mapping[str, str]] = {
+        "mcp_servers": "Run the tools in the agent.",
+        "output_format": "Use `output_config.format`.",
+    }
+    schema_field: ClassVar[str] = "`output_config.format`"
+
     messages: list[_Message] = Field(min_length=1)
     system: str | list[dict[str, Any]] | None = None
     tools: list[_Tool] | None = None
@@ -67,8 +73,6 @@ class _Body(Body):
     max_tokens: int | None = Field(default=None, ge=1)
     stop_sequences: list[str] | None = None
     output_config: _Format | None = None
-    # Refused, since it would change the sampled tokens:
-    output_format: Any = None
 
 
 class Anthropic:
@@ -76,8 +80,6 @@ class Anthropic:
 
     def read(self, body: bytes, memory: Memory | None = None) -> ModelRequest:
         read = read_body(_Body, body)
-        if read.output_format is not None:
-            raise refuse("output_format", "Use `output_config.format`.")
         choice = ToolChoice.of(read.tool_choice.type, read.tool_choice.name) if read.tool_choice else ToolChoice()
         answer = schema_of(read.output_config.format if read.output_config else None, "output_config.format")
         return model_request(

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, Field
 
@@ -17,7 +17,7 @@ from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined
-from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, refuse, tool_of
+from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ class _StreamOptions(BaseModel):
 
 
 class _Body(Body):
+    refused: ClassVar[Mapping[str, str]] = {
+        "functions": "Use `tools`.",
+        "top_logprobs": "`logprobs` gives those of the sampled tokens.",
+    }
+    schema_field: ClassVar[str] = "`response_format`"
+
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[_Tool] | None = None
     tool_choice: Any = None
@@ -56,19 +62,6 @@ class _Body(Body):
     return_token_ids: bool | None = None
     n: int | None = Field(default=None, ge=1, le=128)
     response_format: dict[str, Any] | None = None
-    # Refused, since they would change the sampled tokens:
-    top_logprobs: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    functions: list[Any] | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,7 +76,6 @@ class Chat:
 
     def read(self, body: bytes, memory: Memory | None = None) -> ModelRequest:
         read = read_body(_Body, body)
-        _refuse_unsupported(read)
         choice = _tool_choice(read.tool_choice)
         strict = [tool.function.name for tool in read.tools or () if tool.function.strict]
         return model_request(
@@ -231,26 +223,6 @@ def _read_call(raw: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ApiError(400, f"A tool call of {where} has no function with a name.", param=where)
     return call_of(function["name"], arguments_of(function.get("arguments")), raw.get("id"))
-
-
-def _refuse_unsupported(body: _Body) -> None:
-    """Raise `ApiError` for fields that would change the sampled tokens and are not supported."""
-    for param, is_fine, instead in (
-        ("top_logprobs", not body.top_logprobs, "`logprobs` gives those of the sampled tokens."),
-        ("presence_penalty", not body.presence_penalty, "Remove it."),
-        ("frequency_penalty", not body.frequency_penalty, "Remove it."),
-        ("logit_bias", not body.logit_bias, "Remove it."),
-        ("functions", not body.functions, "Use `tools`."),
-        ("repetition_penalty", body.repetition_penalty in (None, 1), "Remove it."),
-        ("min_p", not body.min_p, "Remove it."),
-        ("guided_json", body.guided_json is None, "Use `response_format`."),
-        ("guided_regex", body.guided_regex is None, "Use `response_format`."),
-        ("guided_choice", body.guided_choice is None, "Use `response_format`."),
-        ("guided_grammar", body.guided_grammar is None, "Use `response_format`."),
-        ("structured_outputs", body.structured_outputs is None, "Use `response_format`."),
-    ):
-        if not is_fine:
-            raise refuse(param, instead)
 
 
 def _tool_choice(raw: Any) -> ToolChoice:

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
@@ -19,7 +19,7 @@ from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import with_one_system_message
-from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, refuse
+from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body
 from agentloop.types.messages import Message, UnfinishedCall
 
 if TYPE_CHECKING:
@@ -31,6 +31,13 @@ class _Text(BaseModel):
 
 
 class _Body(Body):
+    refused: ClassVar[Mapping[str, str]] = {
+        "background": "Remove it.",
+        "conversation": "Use `previous_response_id`, or send the whole input.",
+        "prompt": "Send the whole input.",
+    }
+    schema_field: ClassVar[str] = "`text.format`"
+
     input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
@@ -40,10 +47,6 @@ class _Body(Body):
     previous_response_id: str | None = None
     store: bool | None = None
     text: _Text | None = None
-    # Refused:
-    top_logprobs: int | None = None
-    conversation: Any = None
-    background: bool | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,7 +63,6 @@ class Responses:
 
     def read(self, body: bytes, memory: Memory | None = None) -> ModelRequest:
         read = read_body(_Body, body)
-        _refuse_unsupported(read)
         tools = Tools()
         for index, tool in enumerate(read.tools or ()):
             tools.read(tool, f"tools[{index}]")
@@ -234,16 +236,6 @@ def _earlier(name: str | None, memory: Memory | None) -> Sequence[Message]:
             param="previous_response_id",
         )
     return memory.conversations[name]
-
-
-def _refuse_unsupported(body: _Body) -> None:
-    for param, is_fine, instead in (
-        ("top_logprobs", not body.top_logprobs, "Remove it."),
-        ("conversation", not body.conversation, "Use `previous_response_id`, or send the whole input."),
-        ("background", not body.background, "Remove it."),
-    ):
-        if not is_fine:
-            raise refuse(param, instead)
 
 
 def _tool_choice(raw: Any) -> ToolChoice:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.memory import Memory
 from agentloop.gateway.turns.messages import conversation_keys, key_of_tools
+from agentloop.gateway.turns.unsupported import first_unsupported
 from agentloop.rendering.formats.turn_form import TurnForm
 from agentloop.types.messages import Message
 
 
 class Body(BaseModel):
-    """The fields of a body that are read; others are ignored, as clients send many that do not concern the model."""
+    """The fields of a body that are read, and those that are refused.
 
-    model_config = ConfigDict(allow_inf_nan=False)
+    Others are ignored, as clients send many that do not concern the model.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False, extra="allow")
+    refused: ClassVar[Mapping[str, str]] = {}
+    """What to do instead of using a field that only this API has, by field."""
+    schema_field: ClassVar[str]
+    """The field that demands a JSON Schema of the answer."""
 
     model: str = ""
     temperature: float | None = Field(default=None, ge=0)
@@ -70,13 +78,16 @@ class ModelRequest:
 
 
 def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
-    """Read a body. Raises an `ApiError` that names the first invalid field."""
+    """Read a body. Raises an `ApiError` that names the first field that is invalid or not supported."""
     try:
-        return kind.model_validate_json(body)
+        read = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         param = ".".join(map(str, first["loc"]))
         raise ApiError(400, f"{param or 'The body'}: {first['msg']}.", param=param or None) from error
+    if found := first_unsupported(read.model_extra or {}, kind.refused, kind.schema_field):
+        raise refuse(*found)
+    return read
 
 
 def model_request(
@@ -118,7 +129,7 @@ def tool_of(name: str, description: str | None, parameters: Any) -> dict[str, An
 
 
 def refuse(param: str, instead: str) -> ApiError:
-    """Return the error of a field that would change the sampled tokens."""
+    """Return the error of a field that would change the tokens or the answer."""
     return ApiError(400, f"`{param}` is not supported here. {instead}", code="unsupported", param=param)
 
 
