@@ -24,7 +24,7 @@ import yaml
 
 from agentloop.errors import UserError
 from agentloop.process.atomic import atomic_file, write_text
-from agentloop.trainer.run.lock import LOCK
+from agentloop.trainer.run.lock import LOCK, check_free
 from agentloop.types.trajectory_io import write_jsonl
 
 if TYPE_CHECKING:
@@ -58,10 +58,11 @@ class RunFolder:
         self.model = root / "model"
 
     def check(self) -> None:
-        """Raise `UserError` if `make` would, without creating the folder."""
+        """Raise `UserError` if `make` would or another run uses the folder, without creating it."""
         existing = next(path for path in (self.root, *self.root.absolute().parents) if os.path.lexists(path))
         with self._naming_unwritable():
             self._check_files()
+            check_free(self.root)
             TemporaryDirectory(prefix=".agentloop-", dir=existing).cleanup()
 
     def make(self) -> None:

@@ -41,6 +41,12 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def check_free(folder: Path) -> None:
+    """Raise `UserError` if another process writes to a run folder."""
+    if record := holder(folder):
+        raise _in_use(folder / LOCK, record)
+
+
 def holder(folder: Path) -> dict[str, Any]:
     """Return the record of the process that writes to a run folder; empty if there is none."""
     try:

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from agentloop.errors import UserError
+from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.lock import LOCK, locked
 
 HOLD = """
@@ -40,6 +41,18 @@ def test_a_second_run_is_refused_with_the_first_ones_process(tmp_path, holder):
         pass
     assert f"{tmp_path} (process {holder.pid} on {socket.gethostname()}, started 20" in str(caught.value)
     assert "stop it, or set run.folder to another folder." in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_dry_run_names_the_process_that_uses_the_folder(tmp_path, holder):
+    folder = RunFolder(tmp_path / "run")
+    folder.check()
+    folder.make()
+    (folder.root / "config.yaml").write_text("")
+    folder.check()
+    (folder.root / LOCK).write_text((tmp_path / LOCK).read_text())
+    with pytest.raises(UserError, match=f"Another run uses the folder .* \\(process {holder.pid}"):
+        folder.check()
 
 
 @pytest.mark.slow
