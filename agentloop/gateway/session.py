@@ -17,7 +17,7 @@ from agentloop.gateway.conversations import Conversations, Images, Place
 from agentloop.gateway.turns.completions import Completion, message_of
 from agentloop.gateway.turns.deltas import read_stream
 from agentloop.gateway.turns.errors import ApiError
-from agentloop.gateway.turns.memory import Memory
+from agentloop.gateway.turns.memory import Kept, Memory
 from agentloop.gateway.turns.messages import conversation_keys
 from agentloop.gateway.turns.requests import ModelRequest
 from agentloop.gateway.turns.stops import without_stop
@@ -105,7 +105,7 @@ class Session:
             answered = await self._tracked(self._complete(request, index, hear))
         if request.kept_as is not None:
             conversation = [*request.messages[request.num_unkept :], message_of(answered.parsed)]
-            self.memory.conversations[request.kept_as] = conversation
+            self.memory.conversations[request.kept_as] = Kept(conversation, request.options)
         return answered
 
     async def complete_all(self, request: ModelRequest) -> list[Completion]:

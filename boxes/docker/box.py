@@ -19,7 +19,7 @@ from agentloop.boxes.docker.process import DockerProcess
 from agentloop.boxes.docker.streams import Streams
 from agentloop.boxes.interface.archives import SentArchive
 from agentloop.boxes.interface.box import BoxError, BoxLostError, BoxResult, OnOutput
-from agentloop.boxes.interface.spec import BoxSpec
+from agentloop.boxes.interface.spec import BoxSpec, check_variables
 from agentloop.boxes.network import proxy
 from agentloop.boxes.network.namespaces import listen_in
 from agentloop.boxes.network.relay import Handler, Relays, to_address
@@ -200,6 +200,7 @@ class DockerBox:
         tty: bool,
     ) -> tuple[str, str, Streams]:
         """Start a command; return its mark, its number in the engine and its streams."""
+        check_variables(env or {})
         if isinstance(command, str):
             command = [await self._find_shell(), "-c", command]
         mark = uuid.uuid4().hex

@@ -44,13 +44,10 @@ _DIRECTORY = 1 << 31
 class BoxEngine:
     """A connection to the engine of this machine."""
 
-    def __init__(self, address: str | None = None, columns: str = "-eo pid,stat,args") -> None:
-        """Connect. `columns` asks the engine for ids, states and commands of processes.
-
-        Raises `UserError` if no engine answers.
-        """
+    def __init__(self, engine: Engine, columns: str = "-eo pid,stat,args") -> None:
+        """`columns` asks the engine for ids, states and commands of processes."""
         self._columns = columns
-        self._engine = Engine.connect(address)
+        self._engine = engine
         self._api: Any = self._engine.client.api
 
     def image(self, image: Image) -> tuple[str, str | None]:

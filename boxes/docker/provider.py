@@ -17,6 +17,7 @@ from agentloop.boxes.interface.box import BoxError
 from agentloop.boxes.interface.spec import BoxSpec, Image, check_limits
 from agentloop.boxes.network.proxy import variables
 from agentloop.errors import SandboxError
+from agentloop.sandboxes.levels.docker_engine import Engine
 
 _logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class DockerProvider:
                 _logger.warning("Cannot search for boxes of dead processes: %s.", error)
 
     def _connect(self) -> BoxEngine:
-        return BoxEngine(self._address)
+        return BoxEngine(Engine.connect(self._address))
 
     async def prepare(self, image: Image) -> None:
         """Pull, build or import an image. Raises `UserError` if it is unavailable."""

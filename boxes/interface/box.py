@@ -85,7 +85,7 @@ class Box(Protocol):
         """Run a command to its end; a string is run by `bash -c` (`sh -c` if the box has no bash).
 
         After `timeout` seconds the command and its descendants are killed. The first `output_bytes` of stdout and of
-        stderr are kept; the rest is dropped.
+        stderr are kept; the rest is dropped. Raises `UserError` for variables that cannot be set.
         """
         ...
 

@@ -6,12 +6,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from agentloop.errors import UserError
+from agentloop.boxes.interface.hosts import normal_host
+from agentloop.errors import UserError, nearest
+
+NetworkMode = Literal["none", "allowlist", "public"]
 
 _LEAST = {"cpus": 0.01, "memory_mb": 6, "storage_mb": 1, "processes": 3}
 """With less, the kernel or an engine refuses to start the box, or no command can run in it."""
+_MOST = {"cpus": 65536, "memory_mb": 1 << 32, "storage_mb": 1 << 32, "processes": 1 << 22}
+"""The kernel takes no more processes, and some larger values of the others are errors of the kernel, too."""
 
 
 def check_limits(**limits: float | None) -> None:
@@ -20,6 +25,20 @@ def check_limits(**limits: float | None) -> None:
         if limit is not None and not _LEAST[name] <= limit < math.inf:
             raise UserError(
                 f"{name} of a box is {limit}: set a finite number of at least {_LEAST[name]}, or leave it out."
+            )
+        if limit is not None and limit > _MOST[name]:
+            raise UserError(f"{name} of a box is {limit:.16g}: set at most {_MOST[name]}, or leave it out.")
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Raise `UserError` for environment variables that no program can get."""
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UserError(f"The variable {name!r} of a box is {value!r:.100}: make name and value strings.")
+        if not name or "=" in name or "\0" in name + value:
+            raise UserError(
+                f"The variable {name!r} of a box cannot be set: use a name that is not empty and has no '=', and no "
+                "NUL characters."
             )
 
 
@@ -47,23 +66,33 @@ class Image:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Network:
-    """Network access of a box. Raises `UserError` for hosts without the mode allowlist, which alone reads them."""
+    """Network access of a box. Raises `UserError` for unknown modes, wrong hosts, and hosts without an allowlist."""
 
-    mode: Literal["none", "allowlist", "public"] = "none"
+    mode: NetworkMode = "none"
     hosts: tuple[str, ...] = ()
     """Hosts of an allowlist: names, `*.example.org` for all names below it, addresses, ranges such as 10.0.0.0/8."""
 
     def __post_init__(self) -> None:
+        if self.mode not in get_args(NetworkMode):
+            raise UserError(
+                f"A box has no network {self.mode!r}.{nearest(str(self.mode), get_args(NetworkMode))} Use one of "
+                f"{', '.join(get_args(NetworkMode))}."
+            )
         if self.hosts and self.mode != "allowlist":
             raise UserError(
                 f"Only the network allowlist takes hosts, and this box has the network {self.mode} with hosts "
                 f"{', '.join(self.hosts)}: choose allowlist, or leave the hosts out."
             )
+        for host in self.hosts:
+            try:
+                normal_host(host)
+            except ValueError as error:
+                raise UserError(f"A host of the network of a box cannot be used: {error}.") from error
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class BoxSpec:
-    """One box. None leaves the choice to the image or the provider. Raises `UserError` for limits that are too low."""
+    """A box. None leaves the choice to the image or the provider. Raises `UserError` for wrong limits or variables."""
 
     image: Image
     network: Network = field(default_factory=Network)
@@ -83,3 +112,4 @@ class BoxSpec:
 
     def __post_init__(self) -> None:
         check_limits(cpus=self.cpus, memory_mb=self.memory_mb, storage_mb=self.storage_mb, processes=self.processes)
+        check_variables(self.env)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
 from urllib.parse import urlsplit
 
+from agentloop.boxes.interface.hosts import normal_host
 from agentloop.boxes.interface.spec import Network
+from agentloop.boxes.network.addresses import OwnAddressError, other_address
 from agentloop.boxes.network.relay import join
 
 PORT = 3128
@@ -33,12 +34,12 @@ def variables() -> dict[str, str]:
 class Proxy:
     """Serves requests of a box: CONNECT, and requests with whole URLs (RFC 9110, section 7.6; RFC 9112, section 3.2).
 
-    No box reaches this machine's loopback or link-local addresses, which serve credentials on many clouds.
+    No box reaches addresses of this machine, or link-local addresses, which serve credentials on many clouds.
     """
 
     def __init__(self, network: Network) -> None:
         assert network.mode != "none"
-        self._hosts = None if network.mode == "public" else tuple(host.lower().rstrip(".") for host in network.hosts)
+        self._hosts = None if network.mode == "public" else tuple(map(normal_host, network.hosts))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection. Raises `OSError` and the errors of `StreamReader.readuntil`."""
@@ -53,7 +54,7 @@ class Proxy:
             return
         try:
             other = await self._connect(host, port)
-        except RefusedError as error:
+        except (RefusedError, OwnAddressError) as error:
             await _answer(writer, "403 Forbidden", str(error))
             return
         except (OSError, UnicodeError) as error:
@@ -70,17 +71,15 @@ class Proxy:
         await join(reader, writer, *other)
 
     async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to a host. Raises `RefusedError` if the box may not reach it, `OSError` if the connection fails."""
+        """Connect to a host. Raises `RefusedError` or `OwnAddressError` if the box may not reach it.
+
+        Raises `OSError` if the connection fails, `UnicodeError` for a name that no host can have.
+        """
         name = host.lower().rstrip(".")
         if self._hosts is not None and not any(_matches(name, pattern) for pattern in self._hosts):
             raise RefusedError(f"This box may not reach {host}, only: {', '.join(self._hosts) or 'no host at all'}.")
         async with asyncio.timeout(_CONNECT_SECONDS):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            addresses = [str(each[4][0]) for each in found]
-            allowed = [each for each in addresses if not _is_local(each)]
-            if not allowed:
-                raise RefusedError(f"{host} is an address of the machine that runs this box, which no box may reach.")
-            return await asyncio.open_connection(allowed[0], port)  # the checked address: names can be remapped
+            return await asyncio.open_connection(await other_address(host, port), port)
 
 
 def _split(method: str, target: str) -> tuple[str, int, str | None]:
@@ -105,13 +104,6 @@ def _matches(name: str, pattern: str) -> bool:
         except ValueError:
             return False
     return name == pattern or (pattern.startswith("*.") and name.endswith(pattern[1:]))
-
-
-def _is_local(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    return found.is_loopback or found.is_link_local or found.is_unspecified or found.is_multicast
 
 
 async def _answer(writer: asyncio.StreamWriter, status: str, text: str) -> None:

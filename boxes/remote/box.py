@@ -16,7 +16,7 @@ import httpx
 
 from agentloop.boxes.copies import archive_limit, pack, too_large, unpack
 from agentloop.boxes.interface.box import BoxError, BoxLostError, BoxResult, OnOutput
-from agentloop.boxes.interface.spec import BoxSpec
+from agentloop.boxes.interface.spec import BoxSpec, check_variables
 from agentloop.boxes.remote.connection import DaemonConnection, DaemonDownError
 from agentloop.boxes.remote.process import RemoteProcess
 from agentloop.errors import UserError
@@ -179,6 +179,7 @@ class RemoteBox:
 def _command(
     command: str | Sequence[str], cwd: str | None, env: Mapping[str, str] | None, user: str | None
 ) -> dict[str, Any]:
+    check_variables(env or {})
     return {
         "command": command if isinstance(command, str) else list(command),
         "cwd": cwd,

@@ -16,6 +16,8 @@ from agentloop.errors import UserError
 
 _CONNECT_SECONDS = 5.0
 _CHUNK = 1 << 18
+_ARGUMENTS = {"idle_seconds": "lease_seconds", "max_seconds": "timeout"}
+"""Fields of the daemon that have another name in Python."""
 
 
 class DaemonDownError(BoxError):
@@ -113,7 +115,11 @@ def _detail(answer: httpx.Response) -> str:
         detail = json.loads(answer.text)["detail"]
     except (ValueError, KeyError, TypeError):
         return f"status {answer.status_code}."
-    return str(detail[0]["msg"]) if isinstance(detail, list) else str(detail)
+    if not isinstance(detail, list):
+        return str(detail)
+    field = ".".join(map(str, detail[0]["loc"][1:]))  # the first says where it is: in the body or the query
+    message = str(detail[0]["msg"])
+    return f"{_ARGUMENTS.get(field, field)}: {message}" if field else message
 
 
 async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:

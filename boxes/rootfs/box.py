@@ -16,7 +16,7 @@ from agentloop.boxes.copies import archive_limit, pack, too_large, unpack
 from agentloop.boxes.inside.files import SINGLE_FILE, TOO_LARGE
 from agentloop.boxes.interface.archives import SentArchive
 from agentloop.boxes.interface.box import BoxError, BoxLostError, BoxResult, OnOutput
-from agentloop.boxes.interface.spec import BoxSpec
+from agentloop.boxes.interface.spec import BoxSpec, check_variables
 from agentloop.boxes.network import proxy
 from agentloop.boxes.network.relay import Handler, Relays, to_address
 from agentloop.boxes.rootfs.connection import Connection
@@ -117,6 +117,7 @@ class RootfsBox:
         *,
         tty: bool,
     ) -> dict[str, Any]:
+        check_variables(env or {})
         is_text = isinstance(command, str)
         variables = {"PATH": _PATH, **({"TERM": "xterm"} if tty else {}), **self.spec.env, **(env or {})}
         return {

@@ -57,10 +57,11 @@ class Engine:
         self.client = client
 
     @classmethod
-    def connect(cls, address: str | None = None) -> Engine:
+    def connect(cls, address: str | None = None, name: str = "a docker engine", fix: str = _START_ENGINE) -> Engine:
         """Connect to an engine, by default the one that the docker command line uses.
 
-        `address` is the URL of a socket, such as unix:///run/podman/podman.sock. Raises `UserError` if none answers.
+        `address` is the URL of a socket, such as unix:///run/podman/podman.sock. `name` and `fix` are for the error:
+        what did not answer, and how to start it. Raises `UserError` if none answers.
         """
         try:
             import docker
@@ -73,7 +74,7 @@ class Engine:
                 client = docker.DockerClient(address, timeout=_CALL_SECONDS)
             client.ping()
         except _errors() as error:
-            raise UserError(f"Cannot connect to a docker engine ({_reason(error)}). {_START_ENGINE}") from error
+            raise UserError(f"Cannot connect to {name} ({_reason(error)}). {fix}") from error
         return cls(client)
 
     def choose_runtime(self, requested: str | None) -> str | None:

@@ -80,6 +80,13 @@ async def test_variables_come_from_the_spec_and_the_call(provider, spec):
         await box.stop()
 
 
+@pytest.mark.parametrize("variables", [{"A": 5}, {"A=B": "c"}, {"A": "b\0c"}])
+async def test_variables_that_cannot_be_set_are_refused(box, variables):
+    for run in (box.exec, box.spawn):
+        with pytest.raises(UserError, match=r"^The variable 'A"):
+            await run("true", env=variables)
+
+
 @pytest.mark.parametrize(
     ("user", "shown"),
     [

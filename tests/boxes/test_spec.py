@@ -46,6 +46,44 @@ def test_limits_with_which_no_box_works_are_refused(limit, value, least):
         BoxSpec(image=IMAGE, **{limit: value})
 
 
+@pytest.mark.parametrize(
+    ("limit", "value", "most"),
+    [
+        ("cpus", 1e9, "65536"),
+        ("memory_mb", 10**15, "4294967296"),
+        ("storage_mb", 10**15, "4294967296"),
+        ("processes", 10**9, "4194304"),
+    ],
+)
+def test_limits_that_the_kernel_cannot_set_are_refused(limit, value, most):
+    with pytest.raises(UserError, match=rf"^{limit} of a box is {value:.16g}: set at most {most}, or leave it out\.$"):
+        BoxSpec(image=IMAGE, **{limit: value})
+
+
+@pytest.mark.parametrize("variables", [{"A=B": "c"}, {"": "c"}, {"A": "b\0c"}, {"A\0": "c"}, {"A": 5}, {5: "a"}])
+def test_variables_that_no_program_can_get_are_refused(variables):
+    with pytest.raises(UserError, match=r"^The variable .* of a box (is 5: make|is 'a': make|cannot be set: use)"):
+        BoxSpec(image=IMAGE, env=variables)
+
+
+@pytest.mark.parametrize("mode", ["foo", "", None, "Public"])
+def test_an_unknown_network_is_refused(mode):
+    with pytest.raises(UserError, match=rf"^A box has no network {mode!r}\..* Use one of none, allowlist, public\.$"):
+        Network(mode=mode)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.0/99", "10.0.0.1/8", "ü..", "", "a b", "*.10.0", "[::1]"])
+def test_hosts_that_never_match_are_refused(host):
+    with pytest.raises(UserError, match=r"^A host of the network of a box cannot be used: '.*' must be a host name"):
+        Network(mode="allowlist", hosts=("a.org", host))
+
+
+async def test_podman_without_its_service_says_how_to_start_it(tmp_path):
+    pytest.importorskip("docker")
+    with pytest.raises(UserError, match=r"^Cannot connect to the service of podman at .*systemctl start podman.socket"):
+        await boxes.create("podman", address=f"unix://{tmp_path}/none").open()
+
+
 def test_the_least_limits_and_none_are_taken():
     least = BoxSpec(image=IMAGE, cpus=0.01, memory_mb=6, storage_mb=1, processes=3)
     assert (least.cpus, least.memory_mb, least.storage_mb, least.processes) == (0.01, 6, 1, 3)

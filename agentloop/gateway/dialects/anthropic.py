@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -15,7 +16,15 @@ from agentloop.gateway.turns.deltas import CallDelta, Delta
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
-from agentloop.gateway.turns.messages import Images, call_of, joined, with_one_system_message
+from agentloop.gateway.turns.messages import (
+    Images,
+    call_of,
+    joined,
+    name_of,
+    names_of_calls,
+    objects_of,
+    with_one_system_message,
+)
 from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart, UnfinishedCall
 
@@ -58,6 +67,11 @@ class _Message(BaseModel):
     content: str | list[dict[str, Any]]
 
 
+class _Thread(BaseModel):
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
 class _Body(Body):
     refused: ClassVar[Mapping[str, str]] = {
         "mcp_servers": "Run the tools in the agent.",
@@ -73,6 +87,13 @@ class _Body(Body):
     max_tokens: int | None = Field(default=None, ge=1)
     stop_sequences: list[str] | None = None
     output_config: _Format | None = None
+    thread: _Thread | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class _Options:
+    name: str
+    tools: Sequence[_Tool]
 
 
 class Anthropic:
@@ -82,22 +103,27 @@ class Anthropic:
         read = read_body(_Body, body)
         choice = ToolChoice.of(read.tool_choice.type, read.tool_choice.name) if read.tool_choice else ToolChoice()
         answer = schema_of(read.output_config.format if read.output_config else None, "output_config.format")
+        memory = memory or Memory()
+        earlier, tools = _earlier(read, memory)
+        name = f"msg_{secrets.token_hex(12)}"
         return model_request(
             read,
-            memory or Memory(),
-            _read_messages(read),
-            [_read_tool(tool, index) for index, tool in enumerate(read.tools or ())],
-            form=form_of(answer, [tool.name for tool in read.tools or () if tool.strict], choice),
+            memory,
+            _read_messages(read, earlier),
+            [_read_tool(tool, index) for index, tool in enumerate(tools)],
+            form=form_of(answer, [tool.name for tool in tools if tool.strict], choice),
             reads_calls=choice.reads_calls,
-            eager=frozenset(tool.name for tool in read.tools or () if tool.eager_input_streaming),
+            eager=frozenset(tool.name for tool in tools if tool.eager_input_streaming),
             max_tokens=read.max_tokens,
             top_k=read.top_k,
             stop=tuple(filter(None, read.stop_sequences or ())),
+            options=_Options(name, tools),
+            kept_as=None if read.thread is None else name,
         )
 
     def whole(self, completions: Sequence[Completion], renderer: Renderer) -> dict[str, Any]:
         (completion,) = completions
-        return _head(completion.request, f"msg_{completion.name}") | {
+        return _head(completion.request) | {
             "content": _blocks(completion),
             **_stop(completion),
             "usage": _usage(completion),
@@ -110,7 +136,8 @@ class Anthropic:
         kind = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         # These words tell clients to shorten the conversation.
         too_long = "prompt is too long: " if error.code == "context_length_exceeded" else ""
-        return {"type": "error", "error": {"type": kind, "message": too_long + error.message}}
+        details = {"details": {"error_code": error.code}} if error.code else {}
+        return {"type": "error", "error": {"type": kind, "message": too_long + error.message, **details}}
 
 
 class _Events:
@@ -122,7 +149,7 @@ class _Events:
         self._open: str | None = None
 
     def begin(self) -> str:
-        message = _head(self._request, f"msg_{secrets.token_hex(8)}") | {
+        message = _head(self._request) | {
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
@@ -205,11 +232,33 @@ def _read_tool(tool: _Tool, index: int) -> dict[str, Any]:
     return tool_of(tool.name, tool.description, tool.input_schema)
 
 
-def _read_messages(body: _Body) -> list[Message]:
-    messages: list[Message] = []
+def _earlier(body: _Body, memory: Memory) -> tuple[Sequence[Message], Sequence[_Tool]]:
+    """Return the messages that a request does not send because it continues a thread, and the tools."""
+    if body.thread is None or body.thread.type == "create":
+        return (), body.tools or ()
+    for field in ("system", "tools"):
+        if getattr(body, field) is not None:
+            raise ApiError(
+                400, f"`{field}` belongs to the request that creates the thread. Leave it out here.", param=field
+            )
+    name = body.thread.previous_message_id
+    kept = memory.conversations.get(name) if name else None
+    if kept is None or not isinstance(kept.options, _Options):
+        # At this code the official client begins another thread with the whole history.
+        raise ApiError(
+            404,
+            f"This episode has no message {name!r} of a thread to continue. Send the whole history.",
+            code="thread_not_found",
+            param="thread.previous_message_id",
+        )
+    return kept.messages, kept.options.tools
+
+
+def _read_messages(body: _Body, earlier: Sequence[Message]) -> list[Message]:
+    messages = [*earlier]
     if system := _system(body.system):
         messages.append({"role": "system", "content": system})
-    names: dict[str, str] = {}
+    names = names_of_calls(earlier)
     images = Images()
     for index, message in enumerate(body.messages):
         where = f"messages[{index}]"
@@ -247,14 +296,14 @@ def _system(raw: str | list[dict[str, Any]] | None) -> str:
 
 def _read_answer(blocks: Sequence[Mapping[str, Any]], where: str, names: dict[str, str]) -> Message:
     text, thinking, calls = "", "", []
-    for block in blocks:
+    for index, block in enumerate(blocks):
         kind = block.get("type")
         if kind == "text":
             text += str(block.get("text", ""))
         elif kind == "thinking":
             thinking += str(block.get("thinking", ""))
         elif kind == "tool_use":
-            call = call_of(str(block.get("name")), block.get("input") or {}, block.get("id"))
+            call = call_of(name_of(block, f"{where}.content[{index}]"), block.get("input") or {}, block.get("id"))
             names[call["id"]] = call["function"]["name"]
             calls.append(call)
         else:
@@ -297,15 +346,15 @@ def _result(block: Mapping[str, Any], where: str, images: Images) -> Content:
     content = block.get("content")
     if content is None or isinstance(content, str):
         return content or ""
-    return joined(_parts(content, where, images), "\n")
+    return joined(_parts(objects_of(content, "content", where), where, images), "\n")
 
 
-def _parts(blocks: Any, where: str, images: Images) -> list[TextPart | ImagePart]:
+def _parts(blocks: Sequence[Mapping[str, Any]], where: str, images: Images) -> list[TextPart | ImagePart]:
     return [_part(block, where, images) for block in blocks]
 
 
-def _part(block: Any, where: str, images: Images) -> TextPart | ImagePart:
-    kind = block.get("type") if isinstance(block, Mapping) else None
+def _part(block: Mapping[str, Any], where: str, images: Images) -> TextPart | ImagePart:
+    kind = block.get("type")
     if kind == "text":
         return {"type": "text", "text": str(block.get("text", ""))}
     if kind != "image":
@@ -320,8 +369,8 @@ def _unknown(where: str, kind: Any, known: str) -> ApiError:
     return ApiError(400, f"A block of {where} has the type {kind!r}; known: {known}.", param=where)
 
 
-def _head(request: ModelRequest, name: str) -> dict[str, Any]:
-    return {"id": name, "type": "message", "role": "assistant", "model": request.model}
+def _head(request: ModelRequest) -> dict[str, Any]:
+    return {"id": request.options.name, "type": "message", "role": "assistant", "model": request.model}
 
 
 def _blocks(completion: Completion) -> list[dict[str, Any]]:

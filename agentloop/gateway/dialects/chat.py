@@ -188,6 +188,8 @@ def _read(raw: Mapping[str, Any], where: str, names: dict[str, str], images: Ima
     if reasoning := str(raw.get("reasoning_content") or raw.get("reasoning") or ""):  # servers use either name
         message["reasoning_content"] = reasoning
     if raw.get("tool_calls"):
+        if not isinstance(raw["tool_calls"], list):
+            raise ApiError(400, f"`tool_calls` of {where} must be a list of objects.", param=where)
         message["tool_calls"] = [_read_call(call, where) for call in raw["tool_calls"]]
         names.update((call["id"], call["function"]["name"]) for call in message["tool_calls"])
     if role == "tool":

@@ -235,7 +235,7 @@ def _earlier(name: str | None, memory: Memory | None) -> Sequence[Message]:
             code="previous_response_not_found",
             param="previous_response_id",
         )
-    return memory.conversations[name]
+    return memory.conversations[name].messages
 
 
 def _tool_choice(raw: Any) -> ToolChoice:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentloop.gateway.turns.errors import ApiError
-from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined
+from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined, name_of, names_of_calls, objects_of
 from agentloop.gateway.turns.requests import tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart
 
@@ -35,9 +35,16 @@ class Tools:
         return frozenset(schema["function"]["name"] for schema in self.schemas) - self.custom
 
     def read(self, raw: Mapping[str, Any], where: str, space: str | None = None) -> None:
-        kind, name = raw.get("type"), str(raw.get("name"))
-        if kind == "namespace" and space is None:
-            for number, inner in enumerate(raw.get("tools") or ()):
+        kind = raw.get("type")
+        if kind not in ("function", "custom", "namespace") or (kind == "namespace" and space is not None):
+            raise ApiError(
+                400,
+                f"{where} is {kind!r}, which OpenAI's service runs. Only function, custom and namespace work here.",
+                param=where,
+            )
+        name = name_of(raw, where)
+        if kind == "namespace":
+            for number, inner in enumerate(objects_of(raw.get("tools"), "tools", where)):
                 self.read(inner, f"{where}.tools[{number}]", name)
             return
         if space is not None:
@@ -51,12 +58,6 @@ class Tools:
                 "properties": {TEXT_ARGUMENT: {"type": "string"}},
                 "required": [TEXT_ARGUMENT],
             }
-        elif kind != "function":
-            raise ApiError(
-                400,
-                f"{where} is {kind!r}, which OpenAI's service runs. Only function, custom and namespace work here.",
-                param=where,
-            )
         if raw.get("strict") is True:
             self.strict.add(name)
         self.schemas.append(tool_of(name, raw.get("description"), parameters))
@@ -68,9 +69,7 @@ class Items:
     def __init__(self, messages: list[Message]) -> None:
         self._messages = messages
         self._images = Images()
-        self._names = {
-            call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())
-        }
+        self._names = names_of_calls(messages)
         self._answer: Message | None = None
 
     def read(self, items: str | Sequence[Mapping[str, Any]]) -> None:
@@ -86,9 +85,9 @@ class Items:
             elif kind == "message":
                 self._append(self._message(item, where))
             elif kind == "reasoning":
-                self._think(item)
+                self._think(item, where)
             elif kind in ("function_call", "custom_tool_call"):
-                self._call(item, kind)
+                self._call(item, kind, where)
             elif kind in ("function_call_output", "custom_tool_call_output"):
                 self._append(self._result(item, where))
             else:
@@ -130,14 +129,14 @@ class Items:
             )
         return {"type": "text", "text": str(raw.get("text", ""))}
 
-    def _think(self, item: Mapping[str, Any]) -> None:
-        thinking = "".join(str(part.get("text", "")) for part in item.get("content") or ())
+    def _think(self, item: Mapping[str, Any], where: str) -> None:
+        thinking = "".join(str(part.get("text", "")) for part in objects_of(item.get("content"), "content", where))
         if thinking:  # otherwise it was not sent back
             answer = self._turn()
             answer["reasoning_content"] = answer.get("reasoning_content", "") + thinking
 
-    def _call(self, item: Mapping[str, Any], kind: str) -> None:
-        name = str(item.get("name"))
+    def _call(self, item: Mapping[str, Any], kind: str, where: str) -> None:
+        name = name_of(item, where)
         if space := item.get("namespace"):
             name = _full_name(space, name)
         arguments = (
@@ -164,8 +163,8 @@ def _text(raw: Any, where: str) -> str:
     if raw is None or isinstance(raw, str):
         return raw or ""
     texts = []
-    for part in raw:
-        kind = part.get("type") if isinstance(part, Mapping) else None
+    for part in objects_of(raw, "content", where):
+        kind = part.get("type")
         if kind not in ("output_text", "text", "input_text", "refusal"):
             raise ApiError(400, f"A part of {where} has the type {kind!r}; known: output_text, refusal.", param=where)
         texts.append(str(part.get("refusal" if kind == "refusal" else "text", "")))

@@ -30,7 +30,7 @@ class ToolChoice(NamedTuple):
             return cls(reads_calls=False)
         if kind in ("any", "required"):
             return cls(must_call=True)
-        if kind in ("tool", "function") and isinstance(name, str):
+        if kind in ("tool", "function", "custom") and isinstance(name, str):
             return cls(must_call=True, name=name)
         raise refuse("tool_choice", "It must be auto, none, required (any) or a tool by name.")
 

@@ -10,11 +10,20 @@ from agentloop.gateway.turns.messages import arguments_of
 from agentloop.types.messages import Message, ToolCall, UnfinishedCall
 
 
+@dataclass(slots=True, frozen=True)
+class Kept:
+    """A conversation that later requests may continue without sending it."""
+
+    messages: list[Message]
+    options: Any
+    """The `options` of its last request, which only the dialect reads."""
+
+
 @dataclass(slots=True)
 class Memory:
     """Conversations and calls of one episode."""
 
-    conversations: dict[str, list[Message]] = field(default_factory=dict)
+    conversations: dict[str, Kept] = field(default_factory=dict)
     """Conversations, each by the name of its last answer."""
     _arguments: dict[str, dict[str, Any] | str] = field(default_factory=dict)
     """The sampled arguments of each call, by its id; of an unfinished call, the text that its client got."""

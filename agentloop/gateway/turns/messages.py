@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 from agentloop.errors import UserError
@@ -14,6 +16,9 @@ from agentloop.types.messages import Content, ImagePart, Message, TextPart, text
 from agentloop.vision.decoding import ImageBudget
 
 _sorted_json = json.JSONEncoder(sort_keys=True).encode
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_DEEPEST = 200
+"""Levels of arguments, each of which needs frames of Python's stack wherever they are read."""
 _MAX_SAFE_INTEGER = 2**53
 """Integer above which JavaScript rounds."""
 
@@ -63,15 +68,49 @@ def call_of(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
     return {"id": str(call_id or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def name_of(raw: Mapping[str, Any], where: str) -> str:
+    """Return the name of a tool or of a call. Raises an `ApiError` if it has none."""
+    name = raw.get("name")
+    if isinstance(name, str):
+        return name
+    is_of_chat = isinstance(raw.get("function"), Mapping)  # chat completions has the name in there
+    fix = "Put the fields of `function` next to `type`." if is_of_chat else "Give it one, as a text."
+    raise ApiError(400, f"{where} has no `name`. {fix}", param=where)
+
+
+def names_of_calls(messages: Iterable[Message]) -> dict[str, str]:
+    """Return the name of the tool of each call, by the id of the call."""
+    return {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+
+
+def objects_of(raw: Any, field: str, where: str) -> list[Mapping[str, Any]]:
+    """Return a list of objects; None is an empty one. Raises an `ApiError` that names the field."""
+    items = [] if raw is None else raw
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
+        raise ApiError(400, f"`{field}` of {where} must be a list of objects.", param=where)
+    return items
+
+
 def arguments_of(raw: Any) -> Any:
-    """Return the object in a JSON text, as chat templates require; the text itself if it holds no object."""
+    """Return the object in a JSON text, as chat templates require; the text itself if it holds no object.
+
+    Text that is nested deeper than `_DEEPEST` levels stays text, too.
+    """
     if not isinstance(raw, str):
         return raw or {}
+    if raw.count("[") + raw.count("{") > _DEEPEST and _depth(raw) > _DEEPEST:
+        return raw
     try:
         value = json.loads(raw or "{}")
     except ValueError:
         return raw
     return value if isinstance(value, dict) else raw
+
+
+def _depth(text: str) -> int:
+    """Return how deep JSON is nested."""
+    steps = (1 if character in "[{" else -1 for character in _STRING.sub("", text) if character in "[]{}")
+    return max(accumulate(steps), default=0)
 
 
 def key_of_tools(tools: str) -> bytes:

@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.memory import Memory
@@ -82,9 +84,8 @@ def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
     try:
         read = kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        param = ".".join(map(str, first["loc"]))
-        raise ApiError(400, f"{param or 'The body'}: {first['msg']}.", param=param or None) from error
+        param, problem = _first_problem(error)
+        raise ApiError(400, f"{param or 'The body'}: {problem}.", param=param or None) from error
     if found := first_unsupported(read.model_extra or {}, kind.refused, kind.schema_field):
         raise refuse(*found)
     return read
@@ -126,6 +127,27 @@ def tool_of(name: str, description: str | None, parameters: Any) -> dict[str, An
         "type": "function",
         "function": {"name": name, "description": description or "", "parameters": schema},
     }
+
+
+def _first_problem(error: ValidationError) -> tuple[str, str]:
+    """Return the first invalid field and its problem.
+
+    A field that may be a text or a list has an error for each of the two, at a place that contains the name of the
+    type. The error that lies deepest is that of the type which was sent.
+    """
+
+    def place(problem: ErrorDetails) -> str:
+        return ".".join(str(part) for part in problem["loc"] if not _is_type(part))
+
+    problems = error.errors(include_url=False)
+    field = tuple(takewhile(lambda part: not _is_type(part), problems[0]["loc"]))
+    of_field = [problem for problem in problems if problem["loc"][: len(field)] == field]
+    param = place(max(of_field, key=lambda problem: len(problem["loc"])))
+    return param, ", or: ".join(problem["msg"] for problem in of_field if place(problem) == param)
+
+
+def _is_type(part: str | int) -> bool:
+    return str(part) == "str" or str(part).startswith("list[")
 
 
 def refuse(param: str, instead: str) -> ApiError:

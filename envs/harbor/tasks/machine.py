@@ -6,12 +6,12 @@ import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from ipaddress import ip_address, ip_network
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+from agentloop.boxes.interface.hosts import normal_host
+
 _TOPOLOGY = re.compile(r"[1-9]\d*(x[1-9]\d*)+")
 User = str | int | None
 
@@ -30,27 +30,6 @@ class NetworkMode(StrEnum):
     ALLOWLIST = "allowlist"
 
 
-def _host(value: str) -> str:
-    """Return a host name, an address or a range of addresses in its normal form."""
-    host = value.strip().lower().rstrip(".")
-    problem = f"{value!r} must be a host name, '*.' and a host name, an IP address or a range of them"
-    if not host or "%" in host or "[" in host:
-        raise ValueError(problem)
-    try:
-        if "/" in host:
-            return ip_network(host, strict=True).compressed
-        if ":" in host:
-            return ip_address(host).compressed
-    except ValueError:
-        raise ValueError(problem) from None
-    name = host.removeprefix("*.")
-    if name != host and re.fullmatch(r"[\d.]+", name):
-        raise ValueError(problem)
-    if not name or not all(map(_LABEL.fullmatch, name.split("."))):
-        raise ValueError(problem)
-    return host
-
-
 class PhaseNetwork(Section):
     """The network of a phase; None means the environment's."""
 
@@ -61,7 +40,7 @@ class PhaseNetwork(Section):
     @field_validator("allowed_hosts")
     @classmethod
     def _are_hosts(cls, hosts: list[str] | None) -> list[str] | None:
-        return hosts and [_host(each) for each in hosts]
+        return hosts and [normal_host(each) for each in hosts]
 
     @model_validator(mode="after")
     def _lists_for_allowlists(self) -> Self:

@@ -12,6 +12,7 @@ import pytest
 
 from agentloop.boxes.docker.engine import BoxEngine
 from agentloop.boxes.docker.streams import Streams
+from agentloop.sandboxes.levels.docker_engine import Engine
 
 EARLY = b"\x01\0\0\0\0\0\0\x06early\n"
 
@@ -58,7 +59,7 @@ def quick_engine():
         QuickServer(f"{folder}/engine", QuickEngine) as server,
     ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        engine = BoxEngine(f"unix://{folder}/engine")
+        engine = BoxEngine(Engine.connect(f"unix://{folder}/engine"))
         yield engine
         engine.close()
         server.shutdown()

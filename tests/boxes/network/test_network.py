@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from agentloop.boxes import BoxError, Network
+from agentloop.boxes.network import addresses
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -40,13 +41,20 @@ async def server():
     server.close()
 
 
+@pytest.fixture
+def far(server, monkeypatch):
+    """Yield the address of the server, which counts as one of another machine."""
+    monkeypatch.setattr(addresses, "own_ranges", lambda: [])
+    return server
+
+
 async def test_no_network_leads_nowhere(box, server):
     host, _, port = server.partition(":")
     assert (await box.exec(request("GET /page", port, host), timeout=20)).stdout == ""
 
 
-async def test_an_allowed_host_is_reached_and_no_other(provider, spec, server):
-    host = server.partition(":")[0]
+async def test_an_allowed_host_is_reached_and_no_other(provider, spec, far):
+    host = far.partition(":")[0]
     box = await provider.start(replace(spec, network=Network(mode="allowlist", hosts=(host, "*.example.org"))))
 
     async def told(line):
@@ -54,9 +62,9 @@ async def test_an_allowed_host_is_reached_and_no_other(provider, spec, server):
 
     try:
         assert (await box.exec("echo $http_proxy $HTTPS_PROXY")).stdout.split() == ["http://127.0.0.1:3128"] * 2
-        assert (await told(f"GET http://{server}/page?a=1")).endswith("\r\nGET /page?a=1 HTTP/1.1 Connection: close\n")
-        assert (await told(f"GET http://{server}")).endswith("GET / HTTP/1.1 Connection: close\n")
-        tunnel = f"CONNECT {server} HTTP/1.1\\r\\n\\r\\nGET /tunnel"
+        assert (await told(f"GET http://{far}/page?a=1")).endswith("\r\nGET /page?a=1 HTTP/1.1 Connection: close\n")
+        assert (await told(f"GET http://{far}")).endswith("GET / HTTP/1.1 Connection: close\n")
+        tunnel = f"CONNECT {far} HTTP/1.1\\r\\n\\r\\nGET /tunnel"
         assert (await told(tunnel)).endswith("GET /tunnel HTTP/1.1 Connection: keep-alive\n")
         refusal = f"This box may not reach pypi.org, only: {host}, *.example.org."
         for line in ("CONNECT pypi.org:443", "GET http://pypi.org/simple/"):
@@ -70,9 +78,9 @@ async def test_an_allowed_host_is_reached_and_no_other(provider, spec, server):
         await box.stop()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "169.254.169.254", "[::1]", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "169.254.169.254", "[::1]", "0.0.0.0", own_address()])
 async def test_this_machine_itself_is_never_reached(provider, spec, server, host):
-    hosts = ("127.0.0.1", "localhost", "169.254.169.254", "::1", "0.0.0.0")
+    hosts = ("127.0.0.1", "localhost", "169.254.169.254", "::1", "0.0.0.0", f"{own_address()}/32", own_address())
     box = await provider.start(replace(spec, network=Network(mode="allowlist", hosts=hosts)))
     try:
         port = server.partition(":")[2]
@@ -81,27 +89,27 @@ async def test_this_machine_itself_is_never_reached(provider, spec, server, host
         await box.stop()
 
 
-async def test_a_range_of_addresses_is_allowed(provider, spec, server):
+async def test_a_range_of_addresses_is_allowed(provider, spec, far):
     box = await provider.start(
         replace(spec, network=Network(mode="allowlist", hosts=("10.0.0.0/8", f"{own_address()}/32")))
     )
     try:
-        assert "GET /page" in (await box.exec(request(f"GET http://{server}/page"))).stdout
+        assert "GET /page" in (await box.exec(request(f"GET http://{far}/page"))).stdout
         assert "may not reach 192.0.2.1" in (await box.exec(request("CONNECT 192.0.2.1:80"))).stdout
     finally:
         await box.stop()
 
 
-async def test_a_port_can_lead_to_an_address(box, server):
-    host, _, port = server.partition(":")
+async def test_a_port_can_lead_to_an_address(box, far):
+    host, _, port = far.partition(":")
     await box.forward(8080, host, int(port))
     assert "GET /page HTTP/1.1" in (await box.exec(request("GET /page", 8080))).stdout
     with pytest.raises(BoxError, match="Address already in use"):
         await box.forward(8080, host, int(port))
 
 
-async def test_many_connections_at_once(box, server):
-    host, _, port = server.partition(":")
+async def test_many_connections_at_once(box, far):
+    host, _, port = far.partition(":")
     await box.forward(8081, host, int(port))
     command = f"for i in 1 2 3 4 5 6 7 8; do {request('GET /page', 8081)} & done; wait"
     assert (await box.exec(command)).stdout.count("GET /page HTTP/1.1") == 8

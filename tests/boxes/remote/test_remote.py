@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -136,6 +137,17 @@ async def test_a_dockerfile_is_refused(tmp_path):
         provider = await connected(stack, await stack.enter_async_context(serving(ByHand(), boxes="rootfs")))
         with pytest.raises(UserError, match=r"cannot build the Dockerfile of .*: build it, and name the image"):
             await provider.prepare(Image(dockerfile=tmp_path))
+
+
+async def test_a_refused_limit_is_named():
+    async with AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(serving(ByHand(), boxes="rootfs"))
+        provider = await connected(stack, daemon)
+        with pytest.raises(UserError, match=r"answers: processes: Input should be less than or equal to 65536"):
+            await provider.start(replace(SPEC, processes=100_000))
+        box = await provider.start(SPEC)
+        with pytest.raises(UserError, match=r"answers: timeout: Input should be greater than 0"):
+            await box.exec("true", timeout=-1)
 
 
 @pytest.mark.parametrize("while_a_command_runs", [False, True])

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from agentloop.boxes import Image
+from agentloop.boxes import Image, Network
+from tests.boxes.network.test_network import own_address
 from tests.boxes.processes import boxes_of_this_process, running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -57,3 +58,12 @@ async def test_a_start_that_is_cancelled_has_left_no_box_when_it_raises(provider
         if not isinstance(made, asyncio.CancelledError):
             await made.stop()
         assert boxes_of_this_process() == before
+
+
+async def test_the_public_network_does_not_lead_to_this_machine(provider, spec):
+    box = await provider.start(replace(spec, network=Network(mode="public")))
+    try:
+        for host in ("127.0.0.1", "localhost", own_address()):
+            assert "403 Forbidden" in (await box.exec(f"wget -O- http://{host}:9/ 2>&1")).stdout
+    finally:
+        await box.stop()

@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from agentloop.boxes.interface.spec import check_variables
 from agentloop.errors import nearest
 from agentloop.sandboxes.interface.sandbox import MAX_FILES, MIN_MEMORY_MB, check_files
 
@@ -124,6 +125,11 @@ def _check_paths(paths: list[str]) -> list[str]:
     return paths
 
 
+def _check_variables(variables: dict[str, str]) -> dict[str, str]:
+    check_variables(variables)
+    return variables
+
+
 Seconds = Annotated[float, Field(gt=0), _within("max_seconds")]
 SizeOrDefault = Annotated[int, _at_least(1), _within("max_memory_mb")]
 """Memory or storage of a box in MiB; -1 is the default of the daemon."""
@@ -131,6 +137,8 @@ MemoryOrDefault = Annotated[int, _at_least(MIN_MEMORY_MB, ", which Python itself
 """Memory of an execution in MiB; -1 is the daemon's --memory-mb."""
 OutputBytes = Annotated[int, Field(gt=0, le=64 << 20)]
 FetchBytes = Annotated[int, Field(gt=0, le=256 << 20)]
+Variables = Annotated[dict[str, str], AfterValidator(_check_variables)]
+"""Environment variables of a box."""
 Paths = Annotated[list[str], Field(max_length=MAX_FILES), AfterValidator(_check_paths)]
 Base64 = Annotated[bytes | None, BeforeValidator(_decode_bytes), WithJsonSchema({"type": "string", "format": "base64"})]
 Files = Annotated[

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from agentloop.tools.serving.http import outcomes
-from agentloop.tools.serving.http.bodies import Base64, Body, documented
+from agentloop.tools.serving.http.bodies import Base64, Body, Variables, documented
 from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.state.boxes import HeldProcess
 from agentloop.tools.serving.state.daemon import Daemon
@@ -23,7 +23,7 @@ class Spawn(Body):
 
     command: str | list[str]
     cwd: str | None = None
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Variables = Field(default_factory=dict)
     user: str | None = None
     tty: bool = False
 

@@ -21,13 +21,22 @@ from pydantic import Field
 
 from agentloop.boxes import Box, BoxSpec, Image, Network
 from agentloop.boxes.interface.box import BoxError, BoxLostError
+from agentloop.boxes.network.addresses import OwnAddressError, other_address
 from agentloop.tools.serving.http import outcomes
-from agentloop.tools.serving.http.bodies import Base64, Body, OutputBytes, Seconds, SizeOrDefault, documented, refuse
+from agentloop.tools.serving.http.bodies import (
+    Base64,
+    Body,
+    OutputBytes,
+    Seconds,
+    SizeOrDefault,
+    Variables,
+    documented,
+    refuse,
+)
 from agentloop.tools.serving.http.disconnects import unless_gone
 from agentloop.tools.serving.state.boxes import HeldBox
 from agentloop.tools.serving.state.daemon import Daemon
 from agentloop.tools.serving.state.leases import Lease
-from agentloop.tools.serving.state.settings import is_loopback
 
 router = APIRouter(prefix="/v1/boxes", tags=["boxes"])
 
@@ -51,7 +60,7 @@ class Open(ImageBody):
     hosts: list[str] = Field(default_factory=list)
     workdir: str | None = None
     user: str | None = None
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Variables = Field(default_factory=dict)
     cpus: Annotated[float, Field(gt=0)] | None = None
     memory_mb: SizeOrDefault = -1
     storage_mb: SizeOrDefault | None = None
@@ -77,7 +86,7 @@ class Exec(Body):
 
     command: str | list[str]
     cwd: str | None = None
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Variables = Field(default_factory=dict)
     user: str | None = None
     stdin: Base64 = None
     max_seconds: Seconds | None = None
@@ -210,10 +219,14 @@ async def forward(request: Request, id: str) -> Response:
     daemon = Daemon.of(request)
     box = daemon.boxes.held(id).box
     body = await daemon.reader.parse(request, Forward)
-    if is_loopback(body.host):
-        refuse("host", f"{body.host} is an address of the daemon's machine, which no box may reach: use another one.")
     _check_network(daemon, "public")
-    await box.forward(body.port, body.host, body.host_port)
+    try:
+        address = await other_address(body.host, body.host_port)
+    except OwnAddressError as error:
+        refuse("host", f"{error} Use an address of another machine.")
+    except (OSError, UnicodeError) as error:
+        refuse("host", f"The daemon does not know the host {body.host!r} ({error}): use another name, or an address.")
+    await box.forward(body.port, address, body.host_port)
     return outcomes.answer({})
 
 

@@ -79,6 +79,61 @@ async def test_defaults_that_a_client_adds_to_a_call_keep_the_prefix(recorder, c
             assert len(session.trajectories()) == number + 1
 
 
+@anthropic.beta_async_tool
+async def add(a: int, b: int) -> str:
+    """Add."""
+    return str(a + b)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_the_clients_tool_runner_continues_its_thread(recorder, client_of, ids_of, renderer, stream):
+    """After the first request it sends only the results, without the tools and the system message."""
+    turns = ["<think>\nhm\n</think>\n\nI add." + CALL + END, CALL + END, "It is 5." + END]
+    engine = recorder(*turns)
+    async with client_of(engine) as (client, session):
+        runner = client.beta.messages.tool_runner(
+            model="m", max_tokens=100, system="Be brief.", messages=[QUESTION], tools=[add], stream=stream
+        )
+        last = await runner.until_done()
+    assert last.content[0].text == "It is 5."
+    (stream,) = session.trajectories()
+    assert trained(session) == [[token for turn in turns for token in ids_of(turn)]]
+    roles = ["system", "user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in stream.messages] == roles
+    assert stream.messages[3]["name"] == "add"
+    assert len(engine.asked) == 3
+    assert stream.token_ids.tolist() == [*engine.asked[2], *ids_of(turns[2])]
+    assert "2 + 3?" in renderer.decode(engine.asked[2])
+
+
+async def test_a_thread_that_is_not_known_is_sent_again_as_a_whole(recorder, client_of):
+    async with client_of(recorder("one" + END, "two" + END)) as (client, session):
+        thread = client.beta.messages.thread(model="m", max_tokens=64)
+        await thread.send(QUESTION)
+        session.memory.conversations.clear()
+        await thread.send(QUESTION)
+    (stream,) = session.trajectories()
+    assert stream.num_turns == 2
+
+
+@pytest.mark.parametrize("field", ["system", "tools"])
+async def test_a_thread_keeps_its_system_message_and_tools(recorder, client_of, field):
+    async with client_of(recorder("one" + END)) as (client, _):
+        first = await ask(client, [QUESTION], extra_body={"thread": {"type": "create"}})
+        more = {"thread": {"type": "continue", "previous_message_id": first.id}, field: []}
+        with pytest.raises(anthropic.BadRequestError, match=f"`{field}` belongs to the request that creates"):
+            await ask(client, [QUESTION], extra_body=more)
+
+
+async def test_a_message_without_a_thread_cannot_be_continued(recorder, client_of):
+    async with client_of(recorder("one" + END)) as (client, _):
+        first = await ask(client, [QUESTION])
+        more = {"thread": {"type": "continue", "previous_message_id": first.id}}
+        with pytest.raises(anthropic.NotFoundError) as unknown:
+            await ask(client, [QUESTION], extra_body=more)
+    assert unknown.value.body["error"]["details"] == {"error_code": "thread_not_found"}
+
+
 async def test_a_stream_is_the_message_without_a_stream(recorder, client_of):
     turn = "<think>\nhm\n</think>\n\nI add." + CALL + END
     async with client_of(recorder(turn)) as (client, _):

@@ -110,6 +110,13 @@ async def test_custom_tools_and_namespaces_are_called_as_they_were_declared(reco
     assert trained(session) == [ids_of(turns[0]) + ids_of(turns[1])]
 
 
+def test_a_call_of_a_custom_tool_may_be_demanded():
+    body = {"input": "x", "tools": [{"type": "custom", "name": "c"}], "tool_choice": {"type": "custom", "name": "c"}}
+    form = Responses().read(json.dumps(body).encode()).form
+    assert form.must_call
+    assert form.callable == {"c"}
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [

@@ -7,6 +7,7 @@ import tarfile
 import pytest
 
 from tests.boxes.conftest import tree
+from tests.boxes.network.test_network import own_address
 from tests.boxes.processes import boxes_of_this_process
 from tests.tools.serving.conftest import ByHand, serving, until
 
@@ -77,6 +78,8 @@ async def test_every_request_needs_the_token():
         ({"processes": 0}, "greater than 0"),
         ({"idle_seconds": 0}, "greater than 0"),
         ({"cpus": -1}, "greater than 0"),
+        ({"cpus": 1e9}, "set at most 65536"),
+        ({"env": {"A=B": "c"}}, "The variable 'A=B' of a box cannot be set"),
         ({"reference": "builtin:nothing"}, "builtin:nothing"),
     ],
 )
@@ -92,9 +95,13 @@ async def test_ports_lead_nowhere_without_a_network_and_never_to_the_daemon():
         path = f"/v1/boxes/{await opened(client)}/forward"
         closed = await client.post(path, json={"port": 80, "host": "192.0.2.1", "host_port": 80})
         assert (closed.status_code, "--box-network public" in closed.text) == (422, True)
-        for host in ("127.0.0.1", "localhost", "::1"):
+    async with serving_boxes(box_network="public") as client:
+        path = f"/v1/boxes/{await opened(client)}/forward"
+        for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::ffff:127.0.0.1", "2130706433", own_address()):
             own = await client.post(path, json={"port": 80, "host": host, "host_port": 80})
-            assert (own.status_code, "no box may reach" in own.text) == (422, True)
+            assert (own.status_code, "no box may reach" in own.text) == (422, True), own.text
+        unknown = await client.post(path, json={"port": 80, "host": "no.example", "host_port": 80})
+        assert (unknown.status_code, "does not know the host 'no.example'" in unknown.text) == (422, True)
 
 
 async def test_an_image_is_kept_by_its_content(tree):
