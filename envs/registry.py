@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.base import BaseEnv, Env
 from agentloop.errors import UserError, WrongTypeError, named, shown
-from agentloop.registry.options import check_call
+from agentloop.registry.options import check_call, check_types
 from agentloop.registry.registry import Registry
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def load_factory(spec: str, options: Mapping[str, Any] | None = None) -> Factory
     """Return the class or function of a registered name, 'package.module:name' or 'path/to/file.py:name'.
 
     `make_env` calls it for every episode. Raises `UserError` if it cannot be loaded, does not create an environment, or
-    cannot be called with `options`.
+    cannot be called with `options`, or an option has a wrong type.
     """
     factory = ENVS.get(spec)
     if not callable(factory):
@@ -51,6 +51,7 @@ def load_factory(spec: str, options: Mapping[str, Any] | None = None) -> Factory
             key="env.options",
             **_accepted(factory, toolset=None, reward=None),
         )
+        check_types(factory, options, of=f"environment {spec!r}")
     return factory
 
 

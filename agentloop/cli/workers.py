@@ -21,6 +21,7 @@ def workers(
     """
     from agentloop.process.atomic import write_text
     from agentloop.trainer.run.folder import RunFolder
+    from agentloop.trainer.run.lock import holder
     from agentloop.trainer.workers.worker_count import FILE
 
     config = RunFolder(run).read_config()
@@ -30,6 +31,11 @@ def workers(
         raise UserError(
             f"The run in {run} has one worker, in its own process. Stop the run, and resume it with Ray workers: "
             f"agentloop train {shlex.quote(f'{run}/config.yaml')} workers.kind=ray workers.count={count}"
+        )
+    if not holder(run):
+        raise UserError(
+            f"The run in {run} is not running, so it has no workers to change. Resume it with the new number: "
+            f"agentloop train {shlex.quote(f'{run}/config.yaml')} workers.count={count}"
         )
     write_text(run / FILE, f"{count}\n")
     print(f"{run} continues with {count} workers. Its next metrics report them (workers/alive, workers/draining).")

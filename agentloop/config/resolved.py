@@ -12,6 +12,7 @@ from agentloop.config.rollout import EngineConfig
 from agentloop.config.run import RunConfig
 from agentloop.config.workers import WorkersConfig
 from agentloop.engines import ENGINES
+from agentloop.errors import UserError
 
 _GRACE_SECONDS = 60.0
 """Time beyond the longest episode before a worker without progress counts as hung."""
@@ -87,8 +88,20 @@ def with_steps(config: RunConfig, num_tasks: int) -> RunConfig:
 
 def engine_size(config: RunConfig) -> int:
     """Return the number of GPUs that one engine is spread over."""
-    options = config.engine.options
-    return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
+    tensor, pipeline = engine_degrees(config)
+    return tensor * pipeline
+
+
+def engine_degrees(config: RunConfig) -> tuple[int, int]:
+    """Return the tensor and pipeline parallelism of an engine. Raises `UserError` for one that is no number of GPUs."""
+    return _degree(config, "tensor_parallel_size"), _degree(config, "pipeline_parallel_size")
+
+
+def _degree(config: RunConfig, name: str) -> int:
+    value = config.engine.options.get(name, 1)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"engine.options.{name} is {value!r}, but it is a number of GPUs. Set it to 1 or more.")
+    return value
 
 
 def context_length(model: Path) -> int | None:

@@ -8,6 +8,9 @@ from pydantic import Field, field_validator, model_validator
 
 from agentloop.registry.options import Config
 
+_OF_ACTORS = ("count", "address", "gpus", "cpus", "weights", "show_logs")
+"""Settings without effect on a worker in the process of the run."""
+
 
 class WorkersConfig(Config):
     """Rollout workers, each with one engine replica and the agent loops that use it."""
@@ -53,15 +56,18 @@ class WorkersConfig(Config):
         if gpus is not None and gpus > 1 and gpus != int(gpus):
             raise ValueError(
                 f"a worker needs a whole number of GPUs or a fraction of one, not {gpus:g}: set it to {int(gpus)} or "
-                f"{int(gpus) + 1}"
+                f"{int(gpus) + 1}."
             )
         return gpus
 
     @model_validator(mode="after")
     def _needs_ray(self) -> Self:
-        if self.kind == "local" and (self.count > 1 or self.address is not None or self.gpus):
+        defaults = {name: type(self).model_fields[name].default for name in _OF_ACTORS}
+        # No worker of kind local reserves GPUs, so 0 of them is true.
+        foreign = [name for name in _OF_ACTORS if getattr(self, name) not in (defaults[name], 0)]
+        if self.kind == "local" and foreign:
             raise ValueError(
-                "workers.count, workers.address and workers.gpus apply to workers in other processes: remove them, or "
-                "set workers.kind=ray too"
+                f"{', '.join(f'workers.{name}' for name in foreign)} would have no effect, because only workers in "
+                "other processes have such settings: remove that, or set workers.kind=ray too."
             )
         return self

@@ -30,7 +30,8 @@ def naming_full_disk(folder: Path) -> Iterator[None]:
             raise
         raise UserError(
             f"The disk at {_mount_of(folder)} is full ({reason}). Make room there, or lower run.keep_last or "
-            "run.save_trajectories; then run the same command again, which resumes from the last checkpoint."
+            "run.save_trajectories; then run the same command again, which resumes from the last checkpoint, if there "
+            "is one."
         ) from error
 
 

@@ -77,10 +77,16 @@ class AgentProgram(BaseEnv):
                 "Name the agent in env.options: one of `agent` ('file.py:name'), `command` (a list) and `harness` (a "
                 "known program)."
             )
-        if harness is None and (program or check or compact_at):
+        if harness is None and any(each is not None for each in (program, check, compact_at)):
             raise UserError(
                 "`program`, `check` and `compact_at` in env.options belong to a `harness`: name it, or remove them."
             )
+        for option, given in (("command", command), ("check", check)):
+            if given is not None and (isinstance(given, str) or not given):
+                raise UserError(
+                    f"`{option}` in env.options is a list of a program and its arguments, such as [python, -V], not "
+                    f"{given!r}."
+                )
         if toolset is not None and toolset.tools:
             raise UserError("env.tools is set, but an agent brings its own tools. Leave env.tools out.")
         if sampling not in get_args(SampledBy):

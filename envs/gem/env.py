@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.workers.env import WorkerEnv
 from agentloop.envs.workers.interpreters import interpreter_of
-from agentloop.envs.workers.pool import rows_of
+from agentloop.envs.workers.pool import options_of, rows_of
 from agentloop.envs.workers.process import Program
 from agentloop.errors import UserError
 
@@ -71,13 +71,13 @@ def tasks(
 ) -> Iterator[dict[str, Any]]:
     """Yield `size` episodes as rows, with the seeds `seed`, `seed` + 1, ...
 
+    Give held-out rows a seed that no training row has, such as 1000000.
     `envs` is an id such as game:Sokoban-v0-easy, a list of ids to take in turn, or id -> arguments of the environment.
     Raises `UserError` for environments that do not exist, lack data or refuse the arguments.
     """
     if size < 1:
         raise UserError(f"`size` of the gem tasks must be at least 1, got {size}.")
-    names = [envs] if isinstance(envs, str) else envs
-    given = names if isinstance(names, Mapping) else dict.fromkeys(names)
+    given = options_of(envs, key="envs")
     if not given:
         raise UserError("`envs` of the gem tasks is empty: name an environment, such as game:Sokoban-v0-easy.")
     specs = {name: dict(options or {}) for name, options in given.items()}

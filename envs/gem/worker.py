@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import inspect
 import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,6 +57,7 @@ class Game:
         if name not in ENV_REGISTRY:
             near = difflib.get_close_matches(name, ENV_REGISTRY, n=1)
             raise ValueError(f"GEM has no environment {name}" + (f": did you mean {near[0]}?" if near else ""))
+        check_options(name, options)
         chosen = dict(options)
         module, _, kind = str(ENV_REGISTRY[name].entry_point).partition(":")
         open_data_sets_once(module)
@@ -81,6 +83,19 @@ class Game:
             "truncated": bool(truncated),
         }
         return answer if terminated or truncated else {**answer, "messages": shown(observation, info)}
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for options that an environment does not have: most take any, and ignore them."""
+    module, _, kind = str(ENV_REGISTRY[name].entry_point).partition(":")
+    made = getattr(importlib.import_module(module), kind)
+    parameters = [each for parent in made.__mro__ for each in inspect.signature(parent.__init__).parameters.values()]
+    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    known = sorted(named - {"self"})
+    for unknown in sorted(set(options) - set(known)):
+        near = difflib.get_close_matches(unknown, known, n=1)
+        meant = f": did you mean {near[0]}?" if near else f", which takes {', '.join(known)}"
+        raise ValueError(f"there is no option {unknown} of {name}{meant}")
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from agentloop.errors import UserError
 def seeds(
     *, prompt: str | None = None, num_rows: int = 1024, first_seed: int = 0, system: str | None = None, **columns: Any
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield a row for each of `num_rows` seeds from `first_seed` on. Use other seeds for held-out rows.
+    """Yield a row for each of `num_rows` seeds from `first_seed` on. Held-out rows need seeds that no training row has.
 
         data:
           train: agentloop.envs.gymnasium.rows:seeds

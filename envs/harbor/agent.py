@@ -83,7 +83,7 @@ class HarborAgent(AgentProgram):
         """
         if (harness is None) == (command is None):
             raise UserError("Name the program in env.options: either `harness`, a known program, or `command`.")
-        if harness is None and (program or compact_at):
+        if harness is None and (program is not None or compact_at is not None):
             raise UserError("`program` and `compact_at` in env.options belong to a `harness`: name it, or remove them.")
         super().__init__(
             row,
@@ -107,7 +107,7 @@ class HarborAgent(AgentProgram):
             provider_options=provider_options,
             images=images,
             network=network,
-            carried=tuple(carried),
+            carried=carried,
             uploads=brought,
         )
         self._early = EarlyAttempt(options, row)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from agentloop.boxes.interface.box import Box, BoxProvider
 from agentloop.boxes.interface.spec import Network
@@ -21,6 +21,7 @@ from agentloop.envs.harbor.verification.boxes import (
     TESTS,
     VERIFIER,
     as_root,
+    check_image_names,
     emptied,
     image_of,
     make_folders,
@@ -34,6 +35,7 @@ from agentloop.envs.harbor.verification.verifier import verify
 from agentloop.errors import EnvError, UserError
 from agentloop.process.group_scope import current_group
 
+NetworkChoice = Literal["none", "public"]
 _SETUP_SECONDS = 600.0
 
 
@@ -46,20 +48,34 @@ class BoxOptions:
     provider_options: Mapping[str, Any] | None = None
     images: Mapping[str, str] | None = None
     """Replaces images of tasks (`image_of`)."""
-    network: Literal["none", "public"] | None = None
+    network: NetworkChoice | None = None
     """Network access that replaces the tasks' own."""
-    carried: tuple[str, ...] = ()
+    carried: Sequence[str] = ()
     """With these paths, tests run in new boxes that get only them."""
 
     uploads: Mapping[Path, str] = field(default_factory=dict)
     """Files and directories of this machine that every box gets, and their paths in the box."""
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for values that no task can have."""
+        is_list = not isinstance(self.carried, str) and all(each.startswith("/") for each in self.carried)
+        if not is_list:
+            raise UserError(
+                "`carried` in env.options must be a list of absolute paths of the box, such as [/app], not "
+                f"{self.carried!r}."
+            )
+        if self.network not in (None, *get_args(NetworkChoice)):
+            raise UserError(
+                f"`network` in env.options is {' or '.join(get_args(NetworkChoice))}, not {self.network!r}."
+            )
+        check_image_names(self.images or {})
 
     async def start(self, row: Mapping[str, Any]) -> Attempt:
         """Return an attempt at the task of a row, whose box is ready. Raises `UserError`, `EnvError` and `BoxError`."""
         task = await asyncio.to_thread(HarborTask.load, row["task"])
         provider = await provider_of(self.provider, self.provider_options)
         attempt = Attempt(
-            task, provider, images=self.images, network=self.network, carried=self.carried, uploads=self.uploads
+            task, provider, images=self.images, network=self.network, carried=tuple(self.carried), uploads=self.uploads
         )
         await attempt.start()
         return attempt

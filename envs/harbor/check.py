@@ -14,8 +14,8 @@ from agentloop.envs.harbor.attempt import Attempt, reward_of
 from agentloop.envs.harbor.tasks.files import upload_selected
 from agentloop.envs.harbor.tasks.task import HarborTask
 from agentloop.envs.harbor.tasks.variables import resolved
-from agentloop.envs.harbor.verification.boxes import SOLUTION, as_root
-from agentloop.errors import AgentLoopError, EnvError
+from agentloop.envs.harbor.verification.boxes import SOLUTION, as_root, check_image_names, check_images_used
+from agentloop.errors import AgentLoopError, EnvError, UserError
 
 _SECONDS = 600.0
 """Time limit of a solution if its task sets none."""
@@ -50,6 +50,16 @@ async def check_tasks(
 
     for done in asyncio.as_completed([found(folder) for folder in folders]):
         yield await done
+
+
+def check_images(folders: Sequence[Path], images: Mapping[str, str]) -> None:
+    """Raise `UserError` for an image to replace that no task has. A task that cannot be read could have any."""
+    check_image_names(images)
+    try:
+        tasks = [HarborTask.load(folder) for folder in folders]
+    except UserError:  # a finding of the check
+        return
+    check_images_used(images, tasks)
 
 
 async def check_task(

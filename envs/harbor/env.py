@@ -63,7 +63,7 @@ class HarborEnv(Env):
             provider_options=provider_options,
             images=images,
             network=network,
-            carried=tuple(carried),
+            carried=carried,
         )
         self._system = system
         self._early = EarlyAttempt(options, self.task)

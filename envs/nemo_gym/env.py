@@ -24,7 +24,7 @@ from agentloop.envs.agent.program import AgentProgram, SampledBy
 from agentloop.envs.datasets.files import JSONL_SUFFIXES, file_rows
 from agentloop.envs.nemo_gym.session import Session
 from agentloop.envs.workers.interpreters import interpreter_of
-from agentloop.envs.workers.pool import WorkerEpisode, pool_of, rows_of
+from agentloop.envs.workers.pool import WorkerEpisode, check_limits, pool_of, rows_of
 from agentloop.envs.workers.process import Program
 from agentloop.errors import EnvError, UserError
 
@@ -59,6 +59,7 @@ class NemoGym(AgentProgram):
         `sampling` selects temperature and top_p: those of the run ("run") or of the item ("client").
         """
         super().__init__(row, toolset=toolset, reward=reward, agent=self._play, sampling=sampling)
+        check_limits("nemo_gym", processes=processes, step_timeout=step_timeout)
         if "environment" not in row or "item" not in row:
             raise UserError(
                 f"The row {row.get('id')!r} is not an item of NeMo Gym: use those of agentloop.envs.nemo_gym.env:tasks."

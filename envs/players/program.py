@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.base import BaseEnv
 from agentloop.envs.players.player import Player
+from agentloop.envs.rewards.base import OF_THE_RUN
 from agentloop.errors import EnvError, UserError, named
 from agentloop.registry.named_objects import load_object
 from agentloop.registry.options import check_options
@@ -96,11 +97,17 @@ class PlayersProgram(BaseEnv):
         self._play = load_object(play, "program of several players") if isinstance(play, str) else play
         if not inspect.iscoroutinefunction(self._play):
             raise UserError(f"`play` must be `async def run(task, players)`; {play!r} is not a coroutine function.")
+        if taken := sorted(OF_THE_RUN.intersection(players)):
+            raise UserError(
+                f"A player in env.options is named {taken[0]!r}, but reward/{taken[0]} in the log is the run's own: "
+                "rename the player."
+            )
         unknown = [name for name in row.get("players") or {} if name not in players]
         if unknown:
             raise UserError(
                 f"The row {row.get('id')!r} names the players {unknown}, but env.options has {list(players)}."
             )
+        self._seat = _number(row)
         self._specs = {**players, **(row.get("players") or {})}
         if not self._specs:
             raise UserError("`players` in env.options is empty: name each seat, as in {first: policy, second: policy}.")
@@ -117,7 +124,7 @@ class PlayersProgram(BaseEnv):
         """Return the player of each seat in episode `place` of the group. `seed` decides random draws."""
         rng = random.Random(seed)
         drawn = [rng.choice(seats) for seats in self._seats.values()]
-        shift = (place + int(self.task.get("seat", 0))) % len(drawn) if self._swap else 0
+        shift = (place + self._seat) % len(drawn) if self._swap else 0
         return dict(zip(self._seats, [*drawn[-shift:], *drawn[:-shift]] if shift else drawn, strict=True))
 
     async def play(self, players: Mapping[str, Player]) -> None:
@@ -137,6 +144,14 @@ class PlayersProgram(BaseEnv):
     async def score(self, trajectory: Trajectory) -> float:
         """Return the reward of the player of this trajectory; its branches have their own."""
         return self.reward_of(trajectory.role)
+
+
+def _number(row: Mapping[str, Any]) -> int:
+    seat = row.get("seat", 0)
+    try:
+        return int(seat)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"The row {row.get('id')!r} has {seat!r} in its column seat: write a number.") from error
 
 
 def _seats_of(name: str, spec: Any) -> Sequence[Seat]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.envs.workers.interpreters import interpreter_of
-from agentloop.envs.workers.pool import pool_of, rows_of
+from agentloop.envs.workers.pool import check_limits, options_of, pool_of, rows_of
 from agentloop.envs.workers.process import Program
 from agentloop.errors import UserError
 from agentloop.registry.options import check_options
@@ -55,6 +55,7 @@ class ReasoningGym(ToolEnv):
         rollout worker. A verifier that takes longer than `step_timeout` seconds fails.
         """
         super().__init__(row, toolset=toolset, reward=reward)
+        check_limits(_NAME, processes=processes, step_timeout=step_timeout)
         if "source" not in row:
             raise UserError(
                 f"The row {row.get('id')!r} has no source: use the rows of agentloop.envs.reasoning_gym.env:tasks."
@@ -88,16 +89,21 @@ def tasks(
 
     `datasets` is a name, a list of names, or name -> {weight: 2.0, level: 3, config: {max_terms: 6}}. `level` is the
     curriculum level of data sets that name no other; without one, a data set has its default difficulty.
-    Equal seeds give equal questions; use another seed for held-out rows. `system` is the system message, or "default"
-    for the package's own. Raises `UserError` for unknown names and options.
+    Row k has the seed `seed` + k, as in the package, and equal seeds give equal questions: give held-out rows a seed
+    that no training row has, such as 1000000. `system` is the system message, or "default" for the package's own.
+    Raises `UserError` for unknown names and options.
     """
     if size < 1:
         raise UserError(f"`size` of the reasoning_gym tasks must be at least 1, got {size}.")
-    names = [datasets] if isinstance(datasets, str) else datasets
-    given = names if isinstance(names, Mapping) else dict.fromkeys(names)
+    given = options_of(datasets, key="datasets")
     specs: dict[str, dict[str, Any]] = {}
     for name, spec in given.items():
         check_options(spec or {}, _SPEC, of=f"data set {name!r} of reasoning_gym", key="train_options.datasets")
+        if taken := sorted({"seed", "size"}.intersection((spec or {}).get("config") or {})):
+            raise UserError(
+                f"`config` of the data set {name!r} has {' and '.join(taken)}, which would have no effect: set "
+                "seed and size beside datasets, as in data.train_options.seed."
+            )
         specs[name] = {"level": level, **(spec or {})}
     if not specs:
         raise UserError("`datasets` of the reasoning_gym tasks is empty: name a data set, such as leg_counting.")

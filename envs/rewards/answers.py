@@ -46,7 +46,7 @@ def last_number(trajectory: Trajectory, task: Mapping[str, Any], *, tolerance: f
     if wanted is None:
         raise ValueError(f"the row's answer {task['answer']!r} has no number")
     found = _last_number(trajectory.final_text)
-    return float(found is not None and abs(found - wanted) <= tolerance * max(1.0, abs(wanted)))
+    return float(found is not None and (found == wanted or abs(found - wanted) <= tolerance * abs(wanted)))
 
 
 @inline

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Outcome = float | Mapping[str, Any]
 """The reward, or a mapping with `reward`, optionally `turn_rewards` (a number per sampled turn), and numbers to log."""
+OF_THE_RUN = frozenset({"mean", "std", "equal_groups"})
+"""Names below `reward/` that a run itself logs, so no part of a reward may have them."""
 RawReward = Callable[..., Outcome | Awaitable[Outcome]]
 F = TypeVar("F", bound=RawReward)
 

@@ -40,6 +40,8 @@ def tool_bonus(trajectory: Trajectory, task: Mapping[str, Any], *, tool: str | N
 
     A call is successful if the tool ran and its result is not an error.
     """
+    if calls < 1:
+        raise ValueError(f"`calls` of tool_bonus must be at least 1, got {calls}")
     return min(successful_calls(trajectory, tool), calls) / calls
 
 

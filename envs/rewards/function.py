@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agentloop.envs.rewards.base import RawReward, Reward
+from agentloop.envs.rewards.base import OF_THE_RUN, RawReward, Reward
 from agentloop.errors import WrongTypeError, blaming, named, shown
 from agentloop.process.threads import REWARDS
 from agentloop.types.returned_numbers import checked_number
@@ -57,6 +57,12 @@ class RewardFunction:
         Metrics are in `trajectory.metrics` as `reward/<name>`. Raises as `judge` does, and then changes nothing.
         """
         judgement = await self.judge(trajectory, task)
+        for key in judgement.metrics:
+            if key in OF_THE_RUN:
+                raise ValueError(
+                    f"{named(self._written)} returned a value {key!r}, but reward/{key} in the log is the run's own: "
+                    "choose another name"
+                )
         for turn, value in enumerate(judgement.turn_rewards):
             trajectory.turn_rewards[turn] += value
         for key, value in judgement.metrics.items():
@@ -79,6 +85,8 @@ class RewardFunction:
 
     def _checked(self, outcome: Any, num_turns: int) -> Judgement:
         written = self._written
+        if isinstance(outcome, Judgement):  # of a weighted sum, which has checked its terms
+            return replace(outcome, reward=checked_number(outcome.reward, written))
         if not isinstance(outcome, Mapping):
             return Judgement(checked_number(outcome, written))
         if "reward" not in outcome:

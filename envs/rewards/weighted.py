@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from agentloop.envs.rewards.base import Outcome, Reward
-from agentloop.envs.rewards.function import RewardFunction
+from agentloop.envs.rewards.base import OF_THE_RUN, Reward
+from agentloop.envs.rewards.function import Judgement, RewardFunction
 from agentloop.errors import UserError
 from agentloop.registry.options import HAS_PATHS, Config, ConfigOptions, ConfigPath, named
 
@@ -64,12 +64,17 @@ class WeightedSum(Reward):
     """
 
     def __init__(self, terms: Sequence[LoadedTerm]) -> None:
-        """Check the labels. Raises `UserError` for duplicate and unknown ones."""
+        """Check the labels. Raises `UserError` for duplicate, reserved and unknown ones."""
         seen: set[str] = set()
         for each in terms:
             label, gate = each.term.shown, each.term.only_if
             if label in seen:
                 raise UserError(f"Two terms of the reward have the label {label!r}: give one of them another label.")
+            if label in OF_THE_RUN:
+                raise UserError(
+                    f"A term of the reward is named {label!r}, but reward/{label} in the log is the run's own: "
+                    "give the term another label."
+                )
             if gate is not None and gate not in seen:
                 raise UserError(
                     f"only_if of the reward term {label!r} must name an earlier term, got {gate!r}. Earlier terms: "
@@ -86,7 +91,7 @@ class WeightedSum(Reward):
         for each in self._terms:
             await each.reward.shutdown()
 
-    async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:
+    async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Judgement:  # type: ignore[override]
         given: dict[str, float] = {}
         metrics: dict[str, float] = {}
         turns = [0.0] * len(trajectory.turn_rewards)
@@ -102,4 +107,4 @@ class WeightedSum(Reward):
             for turn, value in enumerate(judgement.turn_rewards):
                 turns[turn] += weight * value
             metrics |= {f"{label}/{key}": value for key, value in judgement.metrics.items()}
-        return {**metrics, **given, "reward": total, "turn_rewards": turns}
+        return Judgement(total, turns, metrics | given)  # and no mapping, in which a term may not be named `reward`

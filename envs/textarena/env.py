@@ -21,7 +21,7 @@ from agentloop.envs.players.player import Player, PlayerStopped
 from agentloop.envs.players.program import POLICY, PlayersProgram
 from agentloop.envs.players.turns import lost_by
 from agentloop.envs.workers.interpreters import interpreter_of
-from agentloop.envs.workers.pool import pool_of, rows_of
+from agentloop.envs.workers.pool import check_limits, options_of, pool_of, rows_of
 from agentloop.envs.workers.process import Program
 from agentloop.errors import EnvError, UserError
 
@@ -69,6 +69,7 @@ class TextArena(PlayersProgram):
             players={"player": POLICY} if players is None else players,
             swap=swap,
         )
+        check_limits(_NAME, processes=processes, step_timeout=step_timeout)
         if "game" not in row or "seed" not in row:
             raise UserError(
                 f"The row {row.get('id')!r} has no game or no seed: use the rows of agentloop.envs.textarena.env:tasks."
@@ -123,13 +124,13 @@ def tasks(
 ) -> Iterator[dict[str, Any]]:
     """Yield `size` games as rows, with the seeds `seed`, `seed` + 1, ...
 
+    Give held-out rows a seed that no training row has, such as 1000000.
     `games` is an id such as Nim-v0, a list of ids to take in turn, or id -> arguments of the game, as in
     {Nim-v0: {piles: [1, 2, 3]}}. Raises `UserError` for games that do not exist, lack data or refuse the arguments.
     """
     if size < 1:
         raise UserError(f"`size` of the textarena tasks must be at least 1, got {size}.")
-    names = [games] if isinstance(games, str) else games
-    given = names if isinstance(names, Mapping) else dict.fromkeys(names)
+    given = options_of(games, key="games")
     if not given:
         raise UserError("`games` of the textarena tasks is empty: name a game, such as Nim-v0.")
     specs = {name: dict(options or {}) for name, options in given.items()}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.program import AgentProgram, SampledBy
 from agentloop.envs.workers.interpreters import interpreter_of
-from agentloop.envs.workers.pool import pool_of, rows_of
+from agentloop.envs.workers.pool import check_limits, pool_of, rows_of
 from agentloop.envs.workers.process import Program
 from agentloop.errors import UserError
 
@@ -55,6 +55,7 @@ class Verifiers(AgentProgram):
         selects temperature and top_p: those of the run ("run") or of the environment ("client").
         """
         super().__init__(row, toolset=toolset, reward=reward, agent=self._rollout, sampling=sampling)
+        check_limits("verifiers", processes=processes, step_timeout=step_timeout)
         if "environment" not in row:
             raise UserError(
                 f"The row {row.get('id')!r} has no environment: use the rows of agentloop.envs.verifiers.env:tasks."

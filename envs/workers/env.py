@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentloop.envs.base import Env, Observation
 from agentloop.envs.workers.interpreters import interpreter_of
-from agentloop.envs.workers.pool import WorkerEpisode, pool_of
+from agentloop.envs.workers.pool import WorkerEpisode, check_limits, pool_of
 from agentloop.envs.workers.process import Program
 from agentloop.errors import EnvError
 from agentloop.types.messages import Message
@@ -59,6 +59,7 @@ class WorkerEnv(Env):
         `options` are the options of the class `Worker`.
         """
         super().__init__(row, toolset=toolset, reward=reward)
+        check_limits(self.package, processes=processes, step_timeout=step_timeout)
         self._program = Program(self.package, interpreter_of(self.package, python), self.worker, options or {})
         self._processes = processes
         self._seconds = step_timeout

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agentloop.envs.workers.packages import PACKAGES, Package
 from agentloop.errors import UserError
-from agentloop.process.atomic import write_text
+from agentloop.process.atomic import replaced, write_text
 
 _DONE = "agentloop-installed.txt"
 """Name of the file with the requirements, which is written after all of them are installed."""
@@ -60,12 +60,32 @@ def interpreter_of(name: str, python: str | None = None) -> str:
 def install(name: str, package: Package, *, python: str | None = None) -> Path:
     """Create the virtual environment of a package, and return its interpreter. Raises `UserError`.
 
-    `python` is the interpreter that creates it; the default is the newest on PATH that the package was tested with.
+    `python` is the interpreter that creates it; the default is the newest on PATH that the package was tested with. If
+    the installation fails, an earlier one stays.
     """
     base = python or suitable_python(name, package)
+    _check_version(name, package, base)
     folder = envs_folder() / name
-    shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # A virtual environment has its path in its scripts: the earlier one moves away, and not the new one to its place.
+    old = replaced(folder)
+    if old.exists() and not (folder / _DONE).exists():  # an installation was killed
+        _move(old, folder)
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    try:
+        made = _fill(folder, name, package, base)
+    except BaseException:
+        if old.exists():
+            _move(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    interpreter_of.cache_clear()
+    return made
+
+
+def _fill(folder: Path, name: str, package: Package, base: str) -> Path:
     _run(f"{base} cannot create a virtual environment", base, "-m", "venv", "--upgrade-deps", str(folder))
     made = _python_of(folder)
     # The newest pip takes half as long as one that came with Python, and what is imported is compiled then.
@@ -76,8 +96,28 @@ def install(name: str, package: Package, *, python: str | None = None) -> Path:
         _run(f"pip cannot install {name}", *pip, "--no-deps", *package.alone)
     _run(f"{package.imports} was installed but fails to import", str(made), "-c", f"import {package.imports}")
     write_text(folder / _DONE, "\n".join(package.everything) + "\n")
-    interpreter_of.cache_clear()
     return made
+
+
+def _move(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    source.rename(target)
+
+
+def _check_version(name: str, package: Package, base: str) -> None:
+    """Raise `UserError` if an interpreter does not work or is too old. A newer one than was tested may work."""
+    shown = _run(f"{base} cannot create a virtual environment", base, "-c", "import sys; print(*sys.version_info[:2])")
+    version = tuple(int(number) for number in shown.split())
+    if version < package.oldest:
+        raise UserError(
+            f"{name} needs Python {_wanted(package)}, but {base} is Python {'.'.join(map(str, version))}: "
+            "give --python another interpreter, or leave it out."
+        )
+
+
+def _wanted(package: Package) -> str:
+    """Return the versions that the package was tested with, as in 3.12 or 3.13."""
+    return " or ".join(f"3.{minor}" for minor in range(package.oldest[1], package.newest[1] + 1))
 
 
 def suitable_python(name: str, package: Package) -> str:
@@ -88,10 +128,9 @@ def suitable_python(name: str, package: Package) -> str:
     for version in versions:
         if found := _python_named("python{}.{}".format(*version)):
             return found
-    wanted = " or ".join(f"{major}.{minor}" for major, minor in reversed(versions))
     raise UserError(
-        f"{name} needs Python {wanted}, but this machine has none of them on PATH. Install one, or give its path: "
-        f"agentloop envs install {name} --python PATH."
+        f"{name} needs Python {_wanted(package)}, but this machine has none of them on PATH. "
+        f"Install one, or give its path: agentloop envs install {name} --python PATH."
     )
 
 
@@ -109,8 +148,8 @@ def _python_of(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def _run(problem: str, *command: str) -> None:
-    """Run a command to its end. Raises `UserError` with its last lines if it fails."""
+def _run(problem: str, *command: str) -> str:
+    """Return the output of a command. Raises `UserError` with its last lines if it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -119,3 +158,4 @@ def _run(problem: str, *command: str) -> None:
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()[-8:]
         raise UserError(f"{problem}. Its last lines:\n" + "\n".join(lines))
+    return done.stdout

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -70,8 +71,6 @@ class WorkerPool:
     """At most `processes` processes of a program. With `exclusive`, each serves one episode at a time; others wait."""
 
     def __init__(self, program: Program, *, processes: int = 1, exclusive: bool = False) -> None:
-        if processes < 1:
-            raise UserError(f"`processes` of {program.name} must be at least 1, got {processes}.")
         self.program = program
         self._size = processes
         self._exclusive = exclusive
@@ -143,6 +142,14 @@ class WorkerPool:
         return least
 
 
+def check_limits(name: str, *, processes: int, step_timeout: float) -> None:
+    """Check the options of an environment that plays in a pool. Raises `UserError`."""
+    if processes < 1:
+        raise UserError(f"`processes` of {name} must be at least 1, got {processes}.")
+    if not step_timeout > 0:
+        raise UserError(f"`step_timeout` of {name} must be above 0, got {step_timeout}.")
+
+
 def pool_of(program: Program, *, processes: int = 1, exclusive: bool = False) -> WorkerPool:
     """Return the pool of a program in the running event loop. Equal arguments give the same pool."""
     for loop in [loop for loop in _POOLS if loop.is_closed()]:
@@ -162,6 +169,16 @@ def close_pools() -> None:
 def _close(loop: asyncio.AbstractEventLoop) -> None:
     for pool in _POOLS.pop(loop, {}).values():
         pool.close()
+
+
+def options_of(given: str | Sequence[str] | Mapping[str, Any], *, key: str) -> Mapping[str, Any]:
+    """Return id -> options for an id, a list of ids or such a mapping. Raises `UserError` for a repeated id."""
+    names = [given] if isinstance(given, str) else given
+    if isinstance(names, Mapping):
+        return names
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(f"`{key}` has {twice[0]!r} several times: name it once.")
+    return dict.fromkeys(names)
 
 
 def rows_of(program: Program, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

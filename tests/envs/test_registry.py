@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentloop.envs import registry
+from agentloop.envs.agent.interface.process import run_process
+from agentloop.envs.agent.program import AgentProgram
 from agentloop.envs.gymnasium.env import GymnasiumEnv
 from agentloop.envs.openenv.env import OpenEnv
 from agentloop.envs.rewards import load_reward
@@ -166,3 +168,35 @@ def test_a_class_of_gymnasium_names_the_adapter(tmp_path):
 def test_a_function_that_returns_no_environment_is_named(styles):
     with pytest.raises(WrongTypeError, match=r"nothing \(styles.py, line 38\) returned None as the environment"):
         registry.make_env(registry.load_factory(f"{styles}:nothing", {}), {})
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "words"),
+    [
+        ("agent", {"harness": "codex", "check": "pytest"}, "The option 'check' of the environment 'agent' must be"),
+        ("agent", {"harness": "codex", "compact_at": "abc"}, "The option 'compact_at' .* int"),
+        ("harbor", {"carried": "/app"}, "The option 'carried' .*, got str"),
+        ("harbor", {"network": "foo"}, "The option 'network' .*Literal"),
+    ],
+)
+def test_options_of_a_wrong_type_are_named(factory, options, words):
+    with pytest.raises(UserError, match=words):
+        registry.load_factory(factory, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"command": "python x.py"}, "`command` in env.options is a list .*, not 'python x.py'"),
+        ({"harness": "codex", "check": []}, r"`check` in env.options is a list .*, not \[\]"),
+        ({"harness": "codex", "compact_at": 0}, "`compact_at` in env.options is 0: set a number of tokens above 0"),
+    ],
+)
+def test_values_that_no_agent_can_have_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        AgentProgram({"id": "0"}, **options)
+
+
+async def test_a_command_that_cannot_be_started_names_its_option():
+    with pytest.raises(UserError, match=r"Correct `check` in env\.options"):
+        await run_process(["/no/such/check"], {}, option="check")

@@ -69,9 +69,10 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int
         if not config.show_logs:
             _log_deaths()
         if config.address is None:
-            check_cores(config, os.cpu_count() or 1)
-            cpus = max(os.cpu_count() or 1, math.ceil(config.count * config.cpus))
-            ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
+            cores = os.cpu_count() or 1
+            check_cores(config, cores)
+            # `agentloop workers` may add as many workers as could start.
+            ray.init(address="local", num_cpus=cores * WORKERS_A_CORE, include_dashboard=False, **options)
         else:
             _join(ray, config.address, options)
     try:

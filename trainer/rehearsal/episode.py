@@ -101,16 +101,18 @@ def _check(trajectory: Trajectory, setup: RolloutSetup, row: Row) -> None:
     reward, error = setup.config.env.reward, trajectory.error
     where = f"A scripted episode on row {row['id']!r}"
     if trajectory.failures.get(FailureKind.JUDGE):
-        raise UserError(
-            f"{where} could not be scored by the reward {reward}: {error}. Correct the reward or the rows: this row "
-            f"has the columns {', '.join(sorted(row))}."
-        )
+        columns = f"Correct the reward or the rows: this row has the columns {', '.join(sorted(row))}."
+        raise UserError(f"{where} could not be scored by the reward {reward}: {_advised(error, columns)}")
     if trajectory.failures.get(FailureKind.ENV):
-        raise UserError(
-            f"{where} failed in its environment ({setup.config.env.factory}): {error}. Correct the environment."
-        )
+        factory = setup.config.env.factory
+        raise UserError(f"{where} failed in its environment ({factory}): {_advised(error, 'Correct the environment.')}")
     if trajectory.error is not None or trajectory.reward is None:
         raise UserError(f"{where} ended as {trajectory.stop_reason}: {error or 'it has no reward'}. Correct its cause.")
+
+
+def _advised(error: str | None, advice: str) -> str:
+    """Return an error with advice. A whole sentence is the message of a `UserError`, which has its own."""
+    return str(error) if str(error).endswith(".") else f"{error}. {advice}"
 
 
 def _report(

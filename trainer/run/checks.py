@@ -227,6 +227,14 @@ def _staleness_problems(config: RunConfig) -> Iterator[str]:
             "empty. Set learner.corrections=[truncate] (truncated importance sampling of each token), or "
             "staleness.allow_uncorrected=true to rely on the clipping of the loss."
         )
+    sampling = config.algorithm.dynamic_sampling
+    if staleness.mode == "on_policy" and (sampling is None or sampling.oversampling == 1):
+        given = {"staleness.window": staleness.window is not None, "staleness.when_late": staleness.when_late != "wait"}
+        if names := " and ".join(name for name, is_given in given.items() if is_given):
+            yield (
+                f"{names} would have no effect: staleness.mode is on_policy, and a step then trains on all groups that "
+                "it starts. Remove the setting, or set another staleness.mode."
+            )
     cut = staleness.cut
     if cut.deadline is not None and cut.min_episodes is None:
         yield (

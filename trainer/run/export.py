@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from agentloop.config.fine_tuning import load_training_config
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.trainer.run.checkpoints import checkpoint_steps
-from agentloop.trainer.run.folder import RunFolder, step_name
+from agentloop.trainer.run.folder import RunFolder, check_writable, step_name
 from agentloop.trainer.run.model_folder import locate_model
 
 _EXPORTED = "exported"
@@ -41,10 +42,15 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
     """Write the model of a checkpoint as a Hugging Face folder `output`, and return its step.
 
     `step` defaults to the newest checkpoint. `dtype` is float32, bfloat16, float16 or auto, by default
-    learner.save_dtype of the run. Raises `UserError` if there is no such checkpoint or `output` exists.
+    learner.save_dtype of the run. Raises `UserError` if there is no such checkpoint, or if `output` exists or cannot be
+    created.
     """
-    if output.exists():
+    if os.path.lexists(output):
         raise UserError(f"{output} exists. Export to a new folder.")
+    try:
+        check_writable(output)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written to: {error.strerror}. Export to another folder.") from error
     run = RunFolder(root)
     if not run.config_file.is_file():
         raise UserError(

@@ -46,6 +46,12 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def check_writable(folder: Path) -> None:
+    """Raise `OSError` if a folder, which may be missing, could not be created or written to, without creating it."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    TemporaryDirectory(prefix=".agentloop-", dir=existing).cleanup()
+
+
 class RunFolder:
     """The paths of a run. Reads and writes its plain files."""
 
@@ -59,11 +65,10 @@ class RunFolder:
 
     def check(self) -> None:
         """Raise `UserError` if `make` would or another run uses the folder, without creating it."""
-        existing = next(path for path in (self.root, *self.root.absolute().parents) if os.path.lexists(path))
         with self._naming_unwritable():
             self._check_files()
             check_free(self.root)
-            TemporaryDirectory(prefix=".agentloop-", dir=existing).cleanup()
+            check_writable(self.root)
 
     def make(self) -> None:
         """Create the folder. Raises `UserError` if it contains other files, or is not writable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ MAY_CHANGE = (
     "limits.max_env_seconds",
     "limits.max_reward_seconds",
     "learner.device",
+    "learner.in_process",
     "learner.ranks",
     "learner.nodes",
     "learner.shard",
@@ -70,7 +72,8 @@ def checkpoint_to_resume(config: TrainingConfig, folder: RunFolder) -> tuple[Pat
     Raises `UserError` if the folder has a run with other settings.
     """
     checkpoint = latest_checkpoint(folder.checkpoints)
-    before = folder.read_config() if folder.read_metrics() else None
+    has_trained = any(line["step"] > 0 for line in folder.read_metrics())  # step 0 is the evaluation before training
+    before = folder.read_config() if has_trained else None
     started_with = checkpoint[1].config if checkpoint else before
     resolved = config.model_dump(mode="json")
     if started_with is not None and (changed := changed_keys(started_with, resolved, type(config))):
@@ -87,7 +90,8 @@ def _reason_of_length(config: TrainingConfig, folder: RunFolder) -> str:
     return (
         f" The number of steps is fixed because learner.lr_schedule={config.learner.lr_schedule} ends with the run: "
         "every learning rate depends on it. To train a finished run further, start a new one in another folder with "
-        f"model={folder.root}. A run that starts with learner.total_updates may change run.steps later."
+        f"{shlex.quote(f'model={folder.root}')}. A run that starts with learner.total_updates may change run.steps "
+        "later."
     )
 
 

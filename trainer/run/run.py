@@ -248,9 +248,9 @@ class Run(StepLoop):
         """Record the state for a checkpoint, and let the engines continue; return the metrics of queue and workers."""
         self._state = self._state_now()
         metrics = self.workers.metrics()
-        if self.policy.overlaps:
-            if not self.gpus.alternate:
-                self.producer.admit()
+        if self.policy.overlaps and not self.gpus.alternate:
+            self.producer.admit()
+        if self.policy.overlaps or self.config.staleness.cut.is_on:
             metrics |= queue_metrics(self.queue) | self.producer.bias.metrics(self.queue, now())
         return metrics
 

@@ -92,7 +92,9 @@ class Producer:
             return None
         for late in self.queue.late():
             self._drop(late, LATE)
-        self.bias.ended((t for each in selected for t in each.trajectories), is_trained=True)
+        learner = self.queue.version - 1  # the selection has increased it
+        for each in (episode for queued in selected for episode in queued.trajectories):
+            self.bias.ended([each], is_trained=not self.queue.policy.is_masked(each, learner=learner))
         rounds, self._num_rounds = self._num_rounds, 0
         departed = [each for each in self.queue.take_departed() if each.group is not None]
         fates = Counter(each.fate for each in departed)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from agentloop.config.staleness import Mode, StalenessConfig, WhenLate
 from agentloop.errors import UserError, nearest
+from agentloop.types.trajectory import NO_VERSION
 
 if TYPE_CHECKING:
     from agentloop.types.requests import Group, RolloutRequest
@@ -88,8 +89,12 @@ class QueuedGroup:
     def newest(self) -> int:
         """Version of the newest token of a finished group, branches included."""
         assert self.group is not None
-        streams = (stream for each in self.trajectories for stream in (each, *each.branches))
-        return max((int(stream.versions.max(initial=-1)) for stream in streams), default=-1)
+        return max(map(newest_version, self.trajectories), default=NO_VERSION)
+
+
+def newest_version(episode: Trajectory) -> int:
+    """Return the version of the newest token of an episode, branches included; `NO_VERSION` if none was sampled."""
+    return max(int(stream.versions.max(initial=NO_VERSION)) for stream in (episode, *episode.branches))
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -210,6 +215,10 @@ class StalenessPolicy:
         if self.when_late != "mask":
             return late
         return [each for each in late if each.group is not None and each.newest + self.max_staleness < learner]
+
+    def is_masked(self, episode: Trajectory, *, learner: int) -> bool:
+        """Return whether all sampled tokens of an episode are too old to be trained, as `when_late` mask allows."""
+        return self.when_late == "mask" and NO_VERSION < newest_version(episode) < learner - self.max_staleness
 
     def may_swap(
         self, admitted: Sequence[QueuedGroup], *, tail_seconds: float = 0.0, step_seconds: float = 0.0

@@ -43,6 +43,8 @@ def init(
     what, registry = _REGISTRIES[kind]
     if package in registry:
         raise UserError(f"{what} {package!r} exists already: {other}")
+    if file := next((path for path in (into, *into.parents) if path.exists() and not path.is_dir()), None):
+        raise UserError(f"--into is {into}, but {file} is not a folder: name a folder.")
     folder = into / name
     if folder.exists():
         raise UserError(f"{folder} exists already: choose another name, or remove it.")

@@ -75,7 +75,9 @@ def try_reward(
         typer.echo(f"The reward {function.name!r} raised {raised(error)}.{hint}", err=True)
         raise typer.Exit(1) from error
     turn_rewards = sum(judgement.turn_rewards)
-    lines = {"reward": judgement.reward + turn_rewards, **judgement.metrics}
+    lines = {"reward": judgement.reward + turn_rewards}
+    # A term of a sum may be named like the whole.
+    lines |= {f"reward/{name}" if name in lines else name: value for name, value in judgement.metrics.items()}
     if turn_rewards:
         lines["turn reward"] = turn_rewards
     for name, value in lines.items():

@@ -34,6 +34,7 @@ def check(
     concurrent: Annotated[int, typer.Option(min=1, help="Number of tasks to check at once.")] = 4,
 ) -> None:
     """Check that each task gives reward 1 for its solution and 0 if nothing is done. Exits with 1 if a task fails."""
+    from agentloop.envs.harbor.check import check_images
     from agentloop.envs.harbor.env import folders_of_tasks
     from agentloop.errors import UserError
 
@@ -44,6 +45,7 @@ def check(
         if not separator:
             raise UserError(f"--image {each} must be NAME=OTHER, such as python:3.12-slim=./python.tar.")
         images[name] = other
+    check_images(found, images)
     wrong = asyncio.run(_check(found, provider, images, offline=offline, concurrent=concurrent))
     typer.echo(f"{len(found) - wrong} of {len(found)} tasks are valid")
     raise typer.Exit(1 if wrong else 0)

@@ -91,7 +91,9 @@ class HarnessRun:
             command = [self._program, *launch.arguments]
             variables = environment | dict(launch.variables)
             try:
-                output = await run_process(command, variables, stdin=launch.stdin.encode(), folder=work)
+                output = await run_process(
+                    command, variables, stdin=launch.stdin.encode(), folder=work, option="program"
+                )
             except EnvError:
                 await self._judge(environment, work)
                 raise
@@ -113,7 +115,7 @@ class HarnessRun:
             return
         self.reward = 0.0
         with contextlib.suppress(EnvError):
-            await run_process(self._check, environment, folder=work)
+            await run_process(self._check, environment, folder=work, option="check")
             self.reward = 1.0
 
 
@@ -133,12 +135,14 @@ def check_version(harness: Harness, program: str, output: str) -> None:
 
 
 def harness_named(name: str, compact_at: int | None) -> Harness:
-    """Return a harness. Raises `UserError` if it is unknown, or does not support `compact_at`."""
+    """Return a harness. Raises `UserError` if it is unknown, or `compact_at` is below 1 or not supported."""
     if name not in HARNESSES:
         raise UserError(
             f"{name!r} is not a harness. Choose one of {', '.join(HARNESSES)}. To run another program, set `command` "
             "instead of `harness`."
         )
+    if compact_at is not None and compact_at < 1:
+        raise UserError(f"`compact_at` in env.options is {compact_at}: set a number of tokens above 0, or remove it.")
     if compact_at is not None and not HARNESSES[name].compacts:
         raise UserError(f"The harness {name} does not compact its history: remove `compact_at` from env.options.")
     return HARNESSES[name]

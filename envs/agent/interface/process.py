@@ -18,13 +18,19 @@ _SHOWN = 2000
 
 
 async def run_process(
-    command: Sequence[str], environment: Mapping[str, str], *, stdin: bytes = b"", folder: Path | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    stdin: bytes = b"",
+    folder: Path | None = None,
+    option: str = "command",
 ) -> bytes:
     """Return the end of what a command writes to stdout. Cancelling kills it with all processes of its group.
 
+    `option` of env.options gave the command; the error names it.
     Raises `EnvError` if the command fails, and `UserError` if it cannot be started.
     """
-    process = await _start(command, environment, folder)
+    process = await _start(command, environment, folder, option)
     try:
         output, errors = await _talk(process, stdin)
     finally:
@@ -39,7 +45,7 @@ async def run_process(
 
 
 async def _start(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path | None
+    command: Sequence[str], environment: Mapping[str, str], folder: Path | None, option: str
 ) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     try:
@@ -48,8 +54,8 @@ async def _start(
         )
     except OSError as error:
         raise UserError(
-            f"The command of the agent, {' '.join(command)!r}, cannot be started: {error.strerror}. Correct `command` "
-            "in env.options."
+            f"The command of the agent, {' '.join(command)!r}, cannot be started: {error.strerror}. Correct "
+            f"`{option}` in env.options."
         ) from error
 
 

@@ -50,6 +50,21 @@ class Step:
     """Further commands that must succeed in /app, such as `[ -d folder ]`."""
 
 
+def make_folder(folder: Path, *, may_exist: bool = False) -> None:
+    """Create a folder for tasks. Raises `UserError` if it cannot be created, or exists and may not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=may_exist)
+    except FileExistsError as error:  # with `may_exist`, it is a file
+        raise UserError(f"{folder} exists already: choose another folder, or remove it.") from error
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def unwritable(folder: Path, error: OSError) -> UserError:
+    """Return the error for a folder of tasks that cannot be written to."""
+    return UserError(f"The folder {folder} cannot be written to: {error.strerror}. Choose another folder.")
+
+
 def write_task(
     folder: Path,
     steps: Sequence[Step],

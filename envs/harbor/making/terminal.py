@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from agentloop.envs.harbor.making.folder import DEFAULT_IMAGE, Step, write_task
+from agentloop.envs.harbor.making.folder import DEFAULT_IMAGE, Step, make_folder, write_task
 from agentloop.errors import UserError
 
 _TEXT = (
@@ -292,13 +292,13 @@ def terminal_tasks(
     """Write tasks below `folder` and yield their folders; equal arguments give equal tasks.
 
     One in three has several steps, at most `max_steps`; the share `separate` has a separate verifier box. `families`
-    selects some by name. Raises `UserError` for unknown levels and families, or a folder that exists.
+    selects some by name. Raises `UserError` for unknown levels and families, or a folder that exists or
+    cannot be created.
     """
     known = {name: family for level in levels for name, family in _level(level).items()}
     if unknown := sorted(set(families or ()) - set(known)):
         raise UserError(f"Unknown families {unknown} for the levels {list(levels)}. Known: {sorted(known)}.")
-    if folder.exists():  # other tasks in it would be mixed with these
-        raise UserError(f"{folder} exists already: choose another folder, or remove it.")
+    make_folder(folder)  # must be new: other tasks in it would be mixed with these
     names = sorted(families or known)
     for number in range(count):
         rng = Draw(f"{seed}/{number}")

@@ -8,14 +8,15 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from agentloop.boxes.interface.box import Box, BoxError
 from agentloop.boxes.interface.spec import BoxSpec, Image, Network
 from agentloop.envs.harbor.tasks.machine import EnvironmentConfig, Healthcheck, NetworkMode, PhaseNetwork, User
+from agentloop.envs.harbor.tasks.task import HarborTask
 from agentloop.envs.harbor.tasks.variables import resolved
-from agentloop.errors import UserError
+from agentloop.errors import UserError, nearest
 
 LOGS, AGENT, VERIFIER, ARTIFACTS = "/logs", "/logs/agent", "/logs/verifier", "/logs/artifacts"
 TESTS, SOLUTION = "/tests", "/solution"
@@ -43,6 +44,29 @@ def image_of(name: str | None, folder: Path, images: Mapping[str, str]) -> Image
             "name a docker_image in task.toml."
         )
     return Image(dockerfile=folder)
+
+
+def check_image_names(images: Mapping[str, str]) -> None:
+    """Raise `UserError` if the name of an image to replace is empty."""
+    if "" in images:
+        raise UserError(f"The image to replace by {images['']!r} has no name: write its name, or * for all images.")
+
+
+def check_images_used(images: Mapping[str, str], tasks: Iterable[HarborTask]) -> None:
+    """Raise `UserError` for a name in `images` that no task has, because replacing it would have no effect."""
+    known = {name for task in tasks for name in _image_names(task)}
+    for name in images:
+        if name != "*" and name not in known:
+            raise UserError(
+                f"No task has the image {name!r}, which is to be replaced: correct or remove it."
+                f"{nearest(name, known)} The images of the tasks: {', '.join(sorted(known)) or 'none with a name'}."
+            )
+
+
+def _image_names(task: HarborTask) -> Iterator[str]:
+    boxes = [each.verifier_box for each in task.steps]
+    names = [task.config.environment.docker_image, *(each.image for each in boxes if each is not None)]
+    return (name for name in names if name)
 
 
 def spec_of(environment: EnvironmentConfig, image: Image, *, network: Network | None = None) -> BoxSpec:

@@ -74,6 +74,15 @@ def test_export_refuses_unknown_steps_existing_folders_and_folders_of_no_run(run
     assert "is not the folder of a run" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(("folder", "reason"), [("file", "Not a directory"), ("/proc", "No such file or directory")])
+def test_export_to_a_folder_that_cannot_be_created_is_refused_at_once(tmp_path, folder, reason, capsys):
+    (tmp_path / "file").touch()
+    output = tmp_path / folder / "out"
+    assert agentloop("export", tmp_path, output) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{output} cannot be written to: {reason}. Export to another folder." in said
+
+
 def test_a_checkpoint_that_a_running_run_removes_during_the_export_is_explained(run, sums, monkeypatch, capsys):
     load = FsdpLearner.load_weights
 

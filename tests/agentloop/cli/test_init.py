@@ -54,6 +54,14 @@ def test_a_new_recipe_can_be_checked_and_its_reward_tried(tmp_path):
     assert run(["agentloop", "rewards", "try", "config.yaml", "It is 1"], folder).split() == ["reward", "0"]
 
 
+@pytest.mark.parametrize("into", ["file", "file/below"])
+def test_a_folder_below_a_file_is_refused(into, tmp_path):
+    (tmp_path / "file").touch()
+    error = init("env", "my-game", tmp_path / into).exception
+    assert isinstance(error, UserError)
+    assert f"{tmp_path / 'file'} is not a folder: name a folder." in str(error)
+
+
 @pytest.mark.parametrize("name", ["two words", "1st", "game-", "json", "agentloop", "class", ""])
 def test_names_that_no_package_can_have_are_refused(name, tmp_path):
     result = init("env", name, tmp_path)

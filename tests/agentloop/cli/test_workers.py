@@ -2,6 +2,7 @@ from typer.testing import CliRunner
 
 from agentloop.cli import app
 from agentloop.errors import UserError
+from agentloop.trainer.run.lock import locked
 
 
 def test_a_run_without_ray_names_a_command_that_can_be_copied(tmp_path):
@@ -11,3 +12,20 @@ def test_a_run_without_ray_names_a_command_that_can_be_copied(tmp_path):
     error = CliRunner().invoke(app, ["workers", str(run), "3"]).exception
     assert isinstance(error, UserError)
     assert f"agentloop train '{run}/config.yaml' workers.kind=ray workers.count=3" in str(error)
+
+
+def test_only_a_run_that_is_running_gets_another_number_of_workers(tmp_path):
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "config.yaml").write_text("workers: {kind: ray}\n")
+    with locked(run):
+        assert CliRunner().invoke(app, ["workers", str(run), "3"]).exit_code == 0
+    assert (run / "workers").read_text() == "3\n"
+    (run / "workers").unlink()
+    error = CliRunner().invoke(app, ["workers", str(run), "3"]).exception
+    assert isinstance(error, UserError)
+    assert (
+        f"is not running, so it has no workers to change. Resume it with the new number: agentloop train '{run}/"
+        in str(error)
+    )
+    assert not (run / "workers").exists()

@@ -59,6 +59,10 @@ def test_the_resolved_config_loads_as_the_same(tmp_path):
         ("engine.name=vlm", ["engine.name", "'vlm'", "'vllm'"]),
         ("env.tools=[{nme: x}]", ["'env.tools.0.nme'", "'name'"]),
         ("data.train=[{source: a.jsonl, wieght: 2}]", ["no key 'data.train.0.wieght'. Did you mean 'weight'?"]),
+        (
+            "data.train=[{source: a.jsonl, weight: .inf}]",
+            ["data.train.0.weight is inf: input should be a finite number."],
+        ),
         ("data.train=[{source: a.jsonl, weight: -1}]", ["data.train.0.weight is -1: input should be greater than 0."]),
         ("data.train=[{source: a.jsonl, keep: [0.1]}]", ["data.train.0.keep has too few items: it needs 2 or more."]),
         ("data.train={source: a.jsonl}", ["data.train must be a list: "]),
@@ -158,6 +162,8 @@ def test_the_config_of_another_command_is_recognised(tmp_path):
             ["staleness.cut.min_episodes is 4", "Set it below 4"],
         ),
         (["staleness.cut.min_episodes=2"], ["staleness.cut.min_episodes is 2", "Set staleness.cut.deadline"]),
+        (["staleness.when_late=drop"], ["staleness.when_late would have no effect", "set another staleness.mode"]),
+        (["staleness.window=99"], ["staleness.window would have no effect", "set another staleness.mode"]),
         (["critic={lr: 1e-3, clip: 1}"], ["critic.lr and critic.clip would", "advantage=grpo", "advantage=gae"]),
         (["process_reward.beta=1"], ["process_reward.beta would", "advantage=grpo", "advantage=prime"]),
         (["critic.lr=1e-3", "algorithm.advantage=prime"], ["critic.lr would have no effect", "advantage=prime"]),
@@ -186,6 +192,9 @@ def test_impossible_settings_are_refused_before_anything_loads(tmp_path, overrid
     [
         ["staleness.cut={deadline: 1, min_episodes: 2}"],
         ["staleness.cut.extra_episodes=2"],
+        ["staleness={mode: stream, when_late: drop, window: 99}"],
+        # With over-sampling a step starts more groups than it trains on.
+        ["staleness={when_late: drop, window: 99}", "algorithm.dynamic_sampling.oversampling=1.5"],
         ["critic.lr=1e-3", "algorithm.advantage=gae"],
         ["process_reward.lr=1e-3", "algorithm.advantage=prime"],
         ["algorithm.overlong={max_sampled_tokens: 1123, buffer: 100}", "limits.max_tokens=1024"],

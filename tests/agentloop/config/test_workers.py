@@ -8,10 +8,21 @@ from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 
 
-@pytest.mark.parametrize("override", ["workers.count=2", "workers.address=auto", "workers.gpus=0.5"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "workers.count=2",
+        "workers.address=auto",
+        "workers.gpus=0.5",
+        "workers.cpus=2",
+        "workers.weights=objects",
+        "workers.show_logs=true",
+    ],
+)
 def test_settings_of_actors_need_their_kind(sums, override):
-    with pytest.raises(UserError, match=r"set workers\.kind=ray too"):
+    with pytest.raises(UserError, match=r"set workers\.kind=ray too\.$") as caught:
         load_config(RunConfig, sums / "config.yaml", [override])
+    assert f"{override.partition('=')[0]} would have no effect" in str(caught.value)
     load_config(RunConfig, sums / "config.yaml", [override, "workers.kind=ray"])
 
 

@@ -1,9 +1,12 @@
 """`agentloop tasks check`: what is wrong with tasks, and an exit status that says so."""
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
 from agentloop.cli.authoring.tasks import app
+from agentloop.errors import UserError
 from tests.support.harbor_tasks import make_task
 
 pytestmark = pytest.mark.slow
@@ -72,3 +75,17 @@ def test_an_image_that_cannot_be_had(tmp_path):
     result = CliRunner().invoke(app, ["check", str(tmp_path), "--provider", "rootfs", "--image", "*=/no/such.tar"])
     assert result.exit_code == 1
     assert "/no/such.tar" in result.output
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("bas=/no/such.tar", "No task has the image 'bas', .* Did you mean 'base'\\? The images of the tasks: base."),
+        ("=x", "The image to replace by 'x' has no name"),
+    ],
+)
+def test_an_image_to_replace_that_no_task_has(tmp_path, image, words):
+    make_task(tmp_path / "a")
+    result = CliRunner().invoke(app, ["check", str(tmp_path), "--provider", "rootfs", "--image", image])
+    assert isinstance(result.exception, UserError)
+    assert re.search(words, str(result.exception))

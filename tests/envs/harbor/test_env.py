@@ -175,3 +175,17 @@ async def test_episodes_share_one_provider():
     with pytest.raises(UserError, match="box provider 'nothing'"):
         await provider_of("nothing")
     await close_providers()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"carried": "/app"}, r"`carried` in env.options must be a list of absolute paths .*, not '/app'"),
+        ({"carried": ["app"]}, r"`carried` in env.options must be a list of absolute paths .*, not \['app'\]"),
+        ({"network": "foo"}, "`network` in env.options is none or public, not 'foo'"),
+        ({"images": {"": "x"}}, "The image to replace by 'x' has no name"),
+    ],
+)
+def test_options_that_no_box_can_have_are_refused_at_once(options, words):
+    with pytest.raises(UserError, match=words):
+        HarborEnv({"task": "t"}, **options)

@@ -127,6 +127,11 @@ def test_a_row_of_another_version_fails_instead_of_being_judged(package):
         ({"datasets": "leg_countin"}, "there is no data set leg_countin"),
         ({"datasets": {"chain_sum": {"levels": 2}}}, r"has no option 'levels'. Did you mean 'level'"),
         ({"datasets": {"chain_sum": {"config": {"terms": 2}}}}, "unexpected keyword argument 'terms'"),
+        ({"datasets": ["gcd", "lcm", "gcd"]}, "`datasets` has 'gcd' several times: name it once"),
+        (
+            {"datasets": {"gcd": {"config": {"seed": 5}}}},
+            "`config` of the data set 'gcd' has seed, which would",
+        ),
         ({"datasets": []}, "is empty"),
         ({"datasets": "chain_sum", "size": 0}, "must be at least 1"),
     ],

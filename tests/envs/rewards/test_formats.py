@@ -89,3 +89,9 @@ async def test_only_successful_calls_earn_the_bonus(call, value):
         reward=load_reward("tool_bonus", {"tool": "half"}),
     )
     assert (await loop.run(env)).reward == value
+
+
+@pytest.mark.parametrize("calls", [0, -1])
+async def test_a_bonus_needs_a_call(episode, calls):
+    with pytest.raises(ValueError, match=f"must be at least 1, got {calls}"):
+        await load_reward("tool_bonus", {"calls": calls})(episode("a", succeeded={"t": 1}), {})

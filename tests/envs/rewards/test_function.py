@@ -50,9 +50,25 @@ async def test_row_without_answer_raises():
         await load_reward("exact")(answered("1"), {"id": "1"})
 
 
+async def test_values_may_not_have_the_names_of_the_run():
+    def shares(trajectory, task):
+        return {"reward": 1.0, "mean": 0.25}
+
+    with pytest.raises(ValueError, match="returned a value 'mean', but reward/mean in the log is the run's own"):
+        await RewardFunction(shares, name="shares")(answered("1"), {})
+
+
 async def test_options_are_passed_to_the_function():
     reward = load_reward("last_number", {"tolerance": 0.1})
     assert await reward(answered("1.05"), {"answer": 1}) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "value"),
+    [("0.0201", "0.02", 1.0), ("0.03", "0.02", 0.0), ("-0.0201", "-0.02", 1.0), ("0.001", "0", 0.0), ("0.0", "0", 1.0)],
+)
+async def test_the_tolerance_of_last_number_is_relative(text, answer, value):
+    assert await load_reward("last_number", {"tolerance": 0.01})(answered(text), {"answer": answer}) == value
 
 
 async def test_only_marked_functions_run_on_the_event_loop_thread():

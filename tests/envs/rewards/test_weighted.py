@@ -48,6 +48,13 @@ async def test_reward_is_the_weighted_sum_with_each_term_logged(episode):
     }
 
 
+async def test_a_term_may_be_named_like_a_part_of_an_outcome(episode):
+    trajectory = episode("it is 7")
+    terms = [{"name": "exact", "label": "turn_rewards"}, {"name": "contains", "label": "reward", "weight": 0.5}]
+    assert await load_reward(terms)(trajectory, {"answer": 7}) == 0.5
+    assert trajectory.metrics == {"reward/turn_rewards": 0.0, "reward/reward": 1.0}
+
+
 async def test_dependent_term_is_skipped_if_its_condition_fails(episode):
     terms = [{"name": "exact", "label": "right"}, {"name": BROKEN, "only_if": "right"}]
     assert await load_reward(terms)(episode("no"), {"answer": "yes"}) == 0.0
@@ -79,6 +86,7 @@ async def test_turn_rewards_must_match_the_turn_count(episode):
     ("spec", "options", "words"),
     [
         ([], {}, "is an empty list"),
+        ([{"name": "exact", "label": "mean"}], {}, "reward/mean in the log is the run's own: give the term another"),
         (["exact", "exact"], {}, "Two terms of the reward have the label 'exact'"),
         ([{"name": "exact", "only_if": "tags"}, "tags"], {}, "must name an earlier term, got 'tags'"),
         (["exat"], {}, "Did you mean 'exact'"),

@@ -150,6 +150,7 @@ def test_rows_take_the_games_in_turn(package):
     [
         ({"games": "Nim"}, "TextArena has no game Nim: did you mean Nim-v0"),
         ({"games": {"Nim-v0": {"pile": [1]}}}, "unexpected keyword argument 'pile'"),
+        ({"games": ["Nim-v0", "Nim-v0"]}, "`games` has 'Nim-v0' several times: name it once"),
         ({"games": []}, "is empty"),
         ({"games": "Nim-v0", "size": 0}, "must be at least 1"),
     ],

@@ -1,11 +1,18 @@
 import random
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agentloop import play_script
+from agentloop.envs.gem.env import Gem
+from agentloop.envs.nemo_gym.env import NemoGym
+from agentloop.envs.reasoning_gym.env import ReasoningGym
+from agentloop.envs.textarena.env import TextArena
+from agentloop.envs.verifiers.env import Verifiers
 from agentloop.envs.workers.env import WorkerEnv
+from agentloop.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -17,6 +24,29 @@ class Counting(WorkerEnv):
 
     def __init__(self, row, **parts):
         super().__init__(row, python=sys.executable, **parts)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"processes": 0}, "`processes` of .* must be at least 1, got 0"),
+        ({"step_timeout": 0}, "`step_timeout` of .* must be above 0, got 0"),
+        ({"step_timeout": float("nan")}, "must be above 0, got nan"),
+    ],
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(ReasoningGym, {"source": {}}),
+        partial(TextArena, {"game": "Nim-v0", "seed": 1}),
+        partial(NemoGym, {"environment": {}, "item": {}}),
+        partial(Verifiers, {"environment": {}}),
+        partial(Gem, {"env": "game:Sokoban-v0-easy", "seed": 1}),
+    ],
+)
+def test_limits_that_allow_nothing_are_refused(make, options, says):
+    with pytest.raises(UserError, match=says):
+        make(**options)
 
 
 @pytest.fixture

@@ -57,6 +57,41 @@ def test_a_package_that_cannot_be_installed_or_imported_is_named(tmp_path):
         install("nowhere", nowhere, python="/nowhere/python")
 
 
+@pytest.fixture
+def without_space(tmp_path):
+    """A python that begins a virtual environment and fails."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n[ $1 = -c ] && echo 3 12 && exit\n"
+        'for folder; do :; done\nmkdir -p "$folder/half"\necho out of space >&2\nexit 1\n'
+    )
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_a_failed_installation_keeps_the_earlier_one(folder, without_space):
+    (folder / "little" / "bin").mkdir(parents=True)
+    (folder / "little" / "agentloop-installed.txt").write_text("little==1\n")
+    for given, says in (("/nowhere/python", "cannot create"), (without_space, "out of space")):
+        with pytest.raises(UserError, match=says):
+            install("little", Package(("little==2",), "little", (3, 11)), python=given)
+        assert sorted(path.name for path in folder.rglob("*")) == ["agentloop-installed.txt", "bin", "little"]
+
+
+def test_what_a_killed_installation_moved_away_comes_back(folder, without_space):
+    (folder / "little" / "half").mkdir(parents=True)
+    (folder / ".old-little").mkdir()
+    (folder / ".old-little" / "agentloop-installed.txt").write_text("little==1\n")
+    with pytest.raises(UserError, match="out of space"):
+        install("little", Package((), "little", (3, 11)), python=without_space)
+    assert sorted(path.name for path in folder.rglob("*")) == ["agentloop-installed.txt", "little"]
+
+
+def test_an_interpreter_that_is_too_old_is_refused():
+    with pytest.raises(UserError, match=r"needs Python 3\.98 or 3\.99, but .* is Python 3\.1\d: give --python another"):
+        install("little", Package((), "little", (3, 98), (3, 99)), python=sys.executable)
+
+
 @pytest.mark.slow
 def test_an_interpreter_of_an_own_virtual_environment_stays_in_it(tmp_path):
     venv.create(tmp_path / "own", with_pip=False)

@@ -1,5 +1,6 @@
-"""Checks before any worker starts. They do not start Ray."""
+"""Checks before any worker starts. Only the last test starts Ray."""
 
+import os
 import socket
 import sys
 
@@ -7,7 +8,15 @@ import pytest
 
 from agentloop.config.workers import WorkersConfig
 from agentloop.errors import UserError
-from agentloop.trainer.cluster.session import Node, check_cores, check_room, connect, of_learner
+from agentloop.trainer.cluster.session import (
+    Node,
+    check_cores,
+    check_room,
+    check_workers_fit,
+    connect,
+    of_learner,
+    require_ray,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -81,3 +90,15 @@ def test_learner_of_several_nodes_takes_this_node_and_the_first_others_with_enou
     assert [node.name for node in of_learner(found, 3, 8)] == ["here", "b", "c"]
     with pytest.raises(UserError, match=r"needs 4 nodes with 8 GPUs each, but there are 3: here has 8 GPUs; .*a has 4"):
         of_learner(found, 4, 8)
+
+
+def test_a_run_that_starts_ray_may_get_as_many_workers_as_it_could_start_with(warm_ray):
+    ray, one = require_ray(), WorkersConfig(kind="ray", count=1)
+    most = os.cpu_count() * 4
+    assert connect(one, gpus=0)
+    try:
+        check_workers_fit(one.replace(count=most), gpus=0)
+        with pytest.raises(UserError, match=f"there is room for {most}"):
+            check_workers_fit(one.replace(count=most + 1), gpus=0)
+    finally:
+        ray.shutdown()

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from agentloop.errors import UserError
 from agentloop.registry.named_objects import load_object
 from agentloop.trainer.batch.train_batch import TrainBatch
-from agentloop.trainer.learner.megatron.model import check_supported
+from agentloop.trainer.learner.megatron.supported import check_supported
 from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
 from agentloop.trainer.model.packed_lm import load_packed_lm
 

@@ -179,6 +179,20 @@ def test_an_environment_that_fails(sums, refused):
     error = refused(f"env.factory={sums}/mine.py:Broken", "env.tools=[]", "env.reward=null")
     assert "failed in its environment" in error
     assert "no board" in error
+    assert "Correct the environment." in error
+
+
+def test_an_error_with_advice_gets_no_other(sums, refused):
+    (sums / "mine.py").write_text(
+        "from agentloop import Env\n"
+        "from agentloop.errors import UserError\n"
+        "class Broken(Env):\n"
+        "    def __init__(self, row, **parts): raise UserError('No board. Buy one.')\n"
+        "    async def reset(self): raise AssertionError\n"
+        "    async def step(self, message): raise AssertionError\n"
+    )
+    error = refused(f"env.factory={sums}/mine.py:Broken", "env.tools=[]", "env.reward=null")
+    assert error.rstrip().endswith("No board. Buy one."), error
 
 
 @pytest.mark.parametrize("name", sorted(set(built_in_recipes()) - {"chain", "tiny"}))

@@ -136,6 +136,15 @@ async def test_a_group_that_is_never_complete_is_refused(sums):
         await run(sums, "staleness={cut: {deadline: 1, min_episodes: 5}}")
 
 
+async def test_on_policy_counts_the_episodes_that_were_cut(sums):
+    folder = await run(sums, "staleness={cut: {extra_episodes: 2}}", "run.steps=2")
+    last = folder.read_metrics()[-1]
+    assert last["queue/admitted"] == 2 * GROUPS * (SIZE + 2)
+    assert last["queue/trained"] == 2 * GROUPS * SIZE
+    assert last["queue/dropped/surplus"] == 2 * GROUPS * 2
+    assert last["time/bias_seconds"] > 0
+
+
 async def test_after_an_outage_in_the_step_of_a_checkpoint_a_restart_plays_the_failed_groups_again(sums):
     reward = sums / "reward.py"
     reward.write_text(

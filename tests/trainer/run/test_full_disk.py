@@ -56,6 +56,14 @@ async def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_roo
     assert (folder.model / "config.json").is_file()
 
 
+async def test_before_the_first_checkpoint_none_is_promised(sums):
+    config = load_config(RunConfig, sums / "config.yaml", ["run.loggers=[]", "run.steps=2"])
+    with FillsTheDisk(1, Stage.TRAIN, 100) as observer, pytest.raises(UserError) as error:
+        await train(config, sums / "run", observer)
+    assert latest_checkpoint(RunFolder(sums / "run").checkpoints) is None
+    assert str(error.value).endswith("resumes from the last checkpoint, if there is one.")
+
+
 async def test_other_errors_stay_as_they_are(sums):
     class Breaks(Observer):
         def on_step(self, step, metrics):

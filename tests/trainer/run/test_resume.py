@@ -24,6 +24,7 @@ def changes(**sections):
         {"data": {"train": "t.jsonl", "eval": "e.jsonl"}, "eval": {"every": 3}},
         {"learner": {"device": "cpu", "token_budget": 99999}},
         {"learner": {"ranks": 4, "nodes": 2, "shard": "node"}},
+        {"learner": {"in_process": False}, "workers": {"kind": "ray"}},
         {"workers": {"kind": "ray", "count": 3, "max_restarts": 9}, "placement": {"sleep": True}},
         {"env": {"reward": "exact", "reward_options": {"sandbox": "http://b:8080"}}},
         {"profiler": {"timeline": True, "steps": [3]}},
@@ -101,6 +102,15 @@ def test_a_schedule_that_ends_with_the_run_is_the_reason_to_refuse_more_steps(tm
     assert "lr_schedule" not in str(caught.value)
 
 
+def test_the_folder_of_the_run_to_train_further_is_quoted_for_the_shell(tmp_path):
+    root = tmp_path / "räy ö 1"
+    folder, _ = open_run(config(learner={"lr_schedule": "cosine"}, run={"steps": 4}), root)
+    folder.append_metrics({"step": 1})
+    with pytest.raises(UserError) as caught:
+        open_run(config(learner={"lr_schedule": "cosine"}, run={"steps": 8}), root)
+    assert f"with 'model={root}'. A run" in str(caught.value)
+
+
 def test_the_number_of_steps_may_change_if_the_schedule_has_its_own_length(tmp_path):
     own = {"lr_schedule": "cosine", "total_updates": 8}
     folder, _ = open_run(config(learner=own, run={"steps": 4}), tmp_path)
@@ -124,6 +134,15 @@ def test_a_run_that_failed_before_its_first_step_takes_new_settings(tmp_path):
     assert checkpoint is None
     assert folder.read_config()["learner"]["lr"] == 0.5
     assert list(folder.trajectories.iterdir()) == []
+
+
+def test_a_run_that_only_evaluated_takes_new_settings(tmp_path):
+    folder, _ = open_run(config(), tmp_path)
+    folder.append_metrics({"step": 0, "eval/reward/mean": 0.5})
+    _, checkpoint = open_run(config(learner={"lr": 0.5}), tmp_path)
+    assert checkpoint is None
+    assert folder.read_config()["learner"]["lr"] == 0.5
+    assert folder.read_metrics() == []
 
 
 def test_run_killed_before_its_first_checkpoint_starts_again(tmp_path):

@@ -148,7 +148,11 @@ METRICS = (
     Metric("queue/groups_waiting", "groups", "Finished groups that wait for training.", "Often 0: the learner waits."),
     Metric("queue/dropped/*", "episodes", "Episodes dropped since the run started, by reason.", "It grows each step."),
     Metric("queue/admitted", "episodes", "Episodes started since the run started."),
-    Metric("queue/trained", "episodes", "Episodes trained since the run started."),
+    Metric(
+        "queue/trained",
+        "episodes",
+        "Episodes of trained groups since the run started, also those without a trained token.",
+    ),
     Metric("bias/tokens", "ratio", "Mean length of trained over finished episodes.", "Below 0.9: long ones are lost."),
     Metric("workers/alive", "workers", "Ray workers that are ready.", "It is below the requested number."),
     Metric("workers/draining", "workers", "Workers that finish their episodes and leave."),

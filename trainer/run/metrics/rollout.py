@@ -40,7 +40,7 @@ def reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics = {}
     if len(rewards):
         metrics = {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
-    return metrics | _means(trajectories, "reward/")
+    return _means(trajectories, "reward/") | metrics
 
 
 def tool_call_rate(trajectories: Iterable[Trajectory]) -> float:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import itertools
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from agentloop.boxes.interface.box import BoxProvider
 from agentloop.boxes.interface.spec import Image
 from agentloop.envs.harbor.check import check_task
+from agentloop.envs.harbor.making.folder import make_folder, unwritable
 from agentloop.envs.harbor.making.swe.bugs import Bug, Candidate, bug_of, candidates
 from agentloop.envs.harbor.making.swe.modifiers.registry import MODIFIERS
 from agentloop.envs.harbor.making.swe.packages.fetching import Package, fetch
@@ -24,6 +30,7 @@ from agentloop.envs.harbor.making.swe.packages.requirements import pinned, requi
 from agentloop.envs.harbor.making.swe.suite import Machine, Runner, Suite
 from agentloop.envs.harbor.making.swe.task import write_swe_task
 from agentloop.errors import UserError, nearest
+from agentloop.process import owned_folders
 from agentloop.process.atomic import atomic_folder
 
 _LEAST_SECONDS = 10.0
@@ -73,16 +80,17 @@ async def swe_tasks(
     """Make `count` tasks of a package below `folder`, and yield the folder of each; fewer if no more bugs are found.
 
     `package` is NAME==VERSION of the package index, an archive, or a folder. `tell` receives progress messages.
-    Raises `UserError` if the package is unavailable or cannot be tested, or no bug is found.
+    Raises `UserError` if the package is unavailable or cannot be tested, no bug is found, or the folder cannot be
+    written to or has tasks of this package.
     """
     options = options or SweOptions()
     for name in options.modifiers:
         if name not in MODIFIERS:
             raise UserError(f"There is no modifier {name!r}.{nearest(name, MODIFIERS)} There are {sorted(MODIFIERS)}.")
-    with tempfile.TemporaryDirectory(prefix="agentloop-swe-") as made:
-        source: Package = await _in_thread(fetch, package, Path(made, "source"))
+    with _new_or_empty(folder), owned_folders.temporary("agentloop-swe-") as made, contextlib.ExitStack() as claims:
+        source: Package = await _in_thread(fetch, package, made / "source")
         prefix = f"{source.name}-{source.version}-"
-        await asyncio.to_thread(_check_new, folder, prefix)
+        claims.enter_context(_claimed(folder, prefix))
         suite = await _suite(source, provider, options)
         stable, took = await _stable_tests(suite, options)
         tell(f"{source.name} {source.version}: {len(stable)} tests pass each time, in {took:.1f} s")
@@ -121,15 +129,55 @@ def _keep(made: Path, folder: Path) -> None:
         shutil.copytree(made, new, dirs_exist_ok=True)
 
 
-def _check_new(folder: Path, prefix: str) -> None:
-    if folder.is_dir() and any(each.name.startswith(prefix) for each in folder.iterdir()):
-        raise UserError(f"{folder} has tasks named {prefix}… already: choose another folder, or remove them.")
+@contextmanager
+def _new_or_empty(folder: Path) -> Iterator[None]:
+    """Create a folder before the work begins; afterwards remove it if it was new and got no tasks."""
+    is_new = not folder.exists()
+    make_folder(folder, may_exist=True)
+    try:
+        yield
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # it has tasks
+                folder.rmdir()
+
+
+@contextmanager
+def _claimed(folder: Path, prefix: str) -> Iterator[None]:
+    """Hold the names with a prefix in a folder: two makers at once would mix their tasks.
+
+    Raises `UserError` if another process holds them, tasks have such names, or the folder cannot be written to.
+    """
+    path = folder / f".{prefix}lock"
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"Another process is making tasks named {prefix}… in {folder}: choose another folder, or wait for its "
+                "end."
+            ) from error
+        try:
+            if any(each.name.startswith(prefix) for each in folder.iterdir()):
+                raise UserError(f"{folder} has tasks named {prefix}… already: choose another folder, or remove them.")
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 async def _suite(source: Package, provider: BoxProvider, options: SweOptions) -> Suite:
-    wanted = [
-        each for each in requirements_of(source, options.python) if _name(each) not in map(_name, options.without)
-    ]
+    declared = requirements_of(source, options.python)
+    names, left_out = set(map(_name, declared)), set(map(canonicalize_name, options.without))
+    if unknown := sorted(left_out - names):
+        raise UserError(
+            f"The tests of {source.name} have no requirement {unknown[0]!r} to leave out: correct --without, or remove "
+            f"it.{nearest(unknown[0], names)} Their requirements: {', '.join(sorted(names)) or 'none'}."
+        )
+    wanted = [each for each in declared if _name(each) not in left_out]
     wanted += [*options.requires, *(["pytest"] if options.runner == "pytest" else [])]
     pins = await asyncio.to_thread(pinned, wanted, options.python, without=source.name)
     image = f"builtin:python{options.python}" + (f"[{','.join(pins)}]" if pins else "")
@@ -139,9 +187,6 @@ async def _suite(source: Package, provider: BoxProvider, options: SweOptions) ->
 
 
 def _name(requirement: str) -> str:
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     return canonicalize_name(Requirement(requirement).name)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from agentloop.envs.harbor.making.swe.packages.fetching import Package
 from agentloop.envs.harbor.making.swe.packages.layout import TEST_FILE
 from agentloop.envs.harbor.verification.boxes import TESTS, VERIFIER, make_folders
 from agentloop.errors import UserError
+from agentloop.process import owned_folders
 
 APP = "/app"
 Runner = Literal["pytest", "unittest"]
@@ -93,8 +93,8 @@ class Suite:
 
     async def run(self, plan: Mapping[str, Any], changes: Mapping[str, bytes] | None = None) -> Outcome:
         """Run the tests of a plan with some files of the source changed. Raises `BoxError` if a box fails."""
-        with tempfile.TemporaryDirectory(prefix="agentloop-suite-") as made:
-            tests, changed, logs = Path(made, "tests"), Path(made, "changed"), Path(made, "logs")
+        with owned_folders.temporary("agentloop-suite-") as made:
+            tests, changed, logs = made / "tests", made / "changed", made / "logs"
             write_tests(tests, plan)
             for path, data in (changes or {}).items():
                 (changed / path).parent.mkdir(parents=True, exist_ok=True)

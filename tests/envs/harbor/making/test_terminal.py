@@ -75,3 +75,10 @@ def test_the_command_line_makes_them(tmp_path):
     assert f"made 3 tasks in {folder}: agentloop tasks check '{folder}'\n" in result.output
     found = sorted(folder.iterdir())
     assert [HarborTask.load(folder).config.environment.docker_image for folder in found] == ["busybox"] * 3
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
+    (tmp_path / "file").touch()
+    for folder, words in [("file/x", "file/x cannot be written to: Not a directory"), ("file", "file exists already")]:
+        with pytest.raises(UserError, match=words):
+            list(terminal_tasks(tmp_path / folder, 1))

@@ -2,6 +2,7 @@ from array import array
 
 import pytest
 
+from agentloop.envs.rewards.base import OF_THE_RUN
 from agentloop.trainer.run.metrics.rollout import learner_metrics, rollout_metrics
 from agentloop.trainer.schedule.failures import is_failed
 from agentloop.types.limits import StopReason
@@ -31,6 +32,14 @@ def test_reward_metrics_leave_out_episodes_without_a_reward():
     assert metrics["failures/judge"] == 1
     assert metrics["failures/episodes"] == 1
     assert metrics["failures/engine"] == 0
+
+
+def test_no_part_of_a_reward_replaces_a_value_of_the_run():
+    own = {"reward/mean": 0.25, "reward/std": 0.25, "reward/equal_groups": 0.25}
+    trajectories = [episode(1.0, **own), episode(0.0, **own)]
+    metrics = rollout_metrics([_group("a", trajectories)])
+    assert {name: metrics[name] for name in own} == {"reward/mean": 0.5, "reward/std": 0.5, "reward/equal_groups": 0.0}
+    assert {f"reward/{name}" for name in OF_THE_RUN} == set(own)
 
 
 def test_step_without_rewards_has_no_mean_reward():

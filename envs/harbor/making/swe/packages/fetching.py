@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import tomllib
 import zipfile
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 from agentloop.envs.harbor.making.swe.packages.layout import Layout, layout_of
 from agentloop.errors import UserError
+from agentloop.process import owned_folders
 
 _OF_THE_INDEX = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(==(?P<version>[\w.!+-]+))?")
 _BUILT = shutil.ignore_patterns(
@@ -47,8 +47,8 @@ def fetch(package: str, folder: Path) -> Package:
     `package` is NAME==VERSION or NAME of the package index, an archive, or a folder. Raises `UserError` if it is
     unavailable or has no tests.
     """
-    with tempfile.TemporaryDirectory(prefix="agentloop-source-") as made:
-        source = _source(package, Path(made))
+    with owned_folders.temporary("agentloop-source-") as made:
+        source = _source(package, made)
         # Links become files: boxes and verifiers get no links.
         shutil.copytree(source, folder, ignore=_left_out)
     (folder / "setup.sh").unlink(missing_ok=True)  # Harbor would run it

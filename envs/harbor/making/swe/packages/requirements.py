@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from email.parser import HeaderParser
 from pathlib import Path
@@ -17,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from agentloop.envs.harbor.making.swe.packages.fetching import Package, pyproject
 from agentloop.errors import UserError
+from agentloop.process import owned_folders
 
 _EXTRAS = ("test", "tests", "testing", "pytest")
 _WIDER_EXTRAS = ("dev", "develop", "development")
@@ -92,8 +92,8 @@ def pinned(requirements: Sequence[str], version: str, *, without: str) -> list[s
         raise UserError(f"There is no python{version} on this machine: install it, or choose another with --python.")
     command = [sys.executable, "-m", "pip", "--python", python, "install", "--dry-run", "--ignore-installed", "--quiet"]
     command += ["--disable-pip-version-check", "--only-binary", ":all:"]
-    with tempfile.TemporaryDirectory(prefix="agentloop-pins-") as made:
-        report = Path(made, "report.json")
+    with owned_folders.temporary("agentloop-pins-") as made:
+        report = made / "report.json"
         done = subprocess.run(
             [*command, "--report", str(report), *requirements], capture_output=True, text=True, timeout=_SECONDS
         )

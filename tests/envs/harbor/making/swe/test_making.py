@@ -20,6 +20,7 @@ from agentloop.envs.harbor.making.swe import making
 from agentloop.envs.harbor.making.swe.making import SweOptions, swe_tasks
 from agentloop.envs.harbor.tasks.task import HarborTask
 from agentloop.errors import UserError
+from agentloop.process.owned_folders import own_label
 from tests.envs.harbor.making.swe.conftest import AREA, FILES, write
 
 pytestmark = pytest.mark.slow
@@ -197,3 +198,43 @@ def test_the_command_line_makes_them(shapes, tmp_path):
     again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, UserError)
     assert "already: choose another folder" in str(again.exception)
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"), [("file/x", "file/x cannot be written to: Not a directory"), ("file", "file exists already")]
+)
+async def test_a_folder_that_cannot_be_made_ends_it_before_the_work(tmp_path, folder, words):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=words):
+        await made(tmp_path / "no such package", tmp_path / folder, 1, None)
+
+
+async def test_a_second_maker_of_the_same_tasks_is_refused(shapes, tmp_path, monkeypatch):
+    begun, ended = asyncio.Event(), asyncio.Event()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    class Slow:
+        async def prepare(self, image):
+            begun.set()
+            await ended.wait()
+            raise UserError("ended")
+
+    first = asyncio.create_task(made(shapes, tmp_path / "tasks", 1, Slow()))
+    await asyncio.wait_for(begun.wait(), 60)
+    with pytest.raises(UserError, match=r"Another process is making tasks named shapes-1\.2-"):
+        await made(shapes, tmp_path / "tasks", 1, Slow())
+    # A later process can see whose folder it is, and removes it if its owner was killed.
+    assert [path.read_text() for path in temporary.glob("agentloop-swe-*/.owner")] == [own_label()]
+    ended.set()
+    with pytest.raises(UserError, match="ended"):
+        await first
+    assert not (tmp_path / "tasks").exists()
+
+
+async def test_a_requirement_to_leave_out_must_exist(tmp_path):
+    files = {**FILES, "pyproject.toml": '[project]\nname = "shapes"\nversion = "1.2"\ndependencies = ["attrs>=20"]\n'}
+    package = write(tmp_path / "shapes", files)
+    with pytest.raises(UserError, match=r"no requirement 'atrs'.* Did you mean 'attrs'\? Their requirements: attrs\."):
+        await made(package, tmp_path / "tasks", 1, None, SweOptions(runner="unittest", without=["atrs"]))

@@ -1,0 +1,38 @@
+"""What the producer counts when a step is selected."""
+
+from collections import Counter
+
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
+from agentloop.envs.sampler import TaskSampler
+from agentloop.trainer.schedule.observers import Observer
+from agentloop.trainer.schedule.producer import Producer
+from agentloop.types.requests import Group, RolloutRequest
+from agentloop.types.trajectory import SegmentKind, Trajectory
+
+
+class FullWorkers:
+    policy_version = 2
+
+    def room(self):
+        return 0
+
+
+def episode(version, tokens):
+    trajectory = Trajectory(reward=1.0, metrics={"seconds": float(tokens)})
+    trajectory.append(SegmentKind.PROMPT, [1, 2])
+    trajectory.append(SegmentKind.SAMPLED, [3] * tokens, logprobs=[-0.5] * tokens, versions=[version] * tokens)
+    return trajectory
+
+
+def test_an_episode_whose_tokens_are_all_masked_is_not_trained_in_the_bias(sums):
+    partial = "staleness={mode: partial, max_staleness: 1, when_late: mask}"
+    config = load_config(RunConfig, sums / "config.yaml", [partial, "algorithm={groups_per_step: 1, group_size: 2}"])
+    producer = Producer(config, FullWorkers(), TaskSampler(1), Observer())
+    producer.queue.version = 2
+    queued = producer.queue.admit(RolloutRequest(group_id="a", row=0, n=2, seed=0), 0)
+    group = Group(queued.request, [episode(0, tokens=30), episode(1, tokens=10)])
+    producer.queue.finish(queued, group, Counter())
+    assert producer.select().trained == [group]
+    assert producer.bias.metrics(producer.queue, now=0.0) == {"bias/tokens": 10 / 20, "time/bias_seconds": 10 / 20}
+    assert producer.queue.counts["trained"] == 2
