@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from agentloop.trainer.sizing.search import Cluster, Estimate, Found, PlannedRun
 
 _GIB = 2**30
-_WIDTH = 96
-"""Width of the table. Lines wrap on narrower terminals, which is better than truncated cells."""
+_UNLIMITED = 1000
+"""A width that no table reaches."""
 
 
 def print_found(
@@ -26,10 +26,9 @@ def print_found(
 ) -> None:
     """Print the layout of the recipe, the best layouts, and why the others do not fit.
 
-    `command` plus the settings of a layout is the command that trains with it.
+    `command` trains with the best layout.
     """
     console = Console()
-    console.width = max(console.width, _WIDTH)
     work, shape = run.work, run.shape
     where = f"{cluster.gpus} x {cluster.gpu.name} ({cluster.gpu.memory / _GIB:.0f} GiB each"
     split = f", {cluster.engine_gpus} of them for engines" if cluster.engine_gpus else ", shared by engine and learner"
@@ -46,11 +45,13 @@ def print_found(
     else:
         _print_layout(console, "The layout of the recipe", own, run)
     if found.fitting:
-        console.print(_table(_best_of_each_kind(found.fitting)[:top], shares=not cluster.engine_gpus))
-        best = found.fitting[0]
-        _print_layout(console, "Best", best, run)
-        settings = [f"{name}={value}" for name, value in best.settings(cluster).items()]
-        console.print(f"  {shlex.join([*command, *settings])}", markup=False, highlight=False, soft_wrap=True)
+        table = _table(_best_of_each_kind(found.fitting)[:top], shares=not cluster.engine_gpus)
+        needed = console.measure(table, options=console.options.update_width(_UNLIMITED)).maximum
+        # Lines wrap on narrower terminals, which is better than truncated cells.
+        console.width = max(console.width, needed)
+        console.print(table)
+        _print_layout(console, "Best", found.fitting[0], run)
+        console.print(f"  {shlex.join(command)}", markup=False, highlight=False, soft_wrap=True)
     else:
         console.print(
             "No layout fits. Use more GPUs, shorter episodes (limits.max_tokens) or a smaller model.", style="red"

@@ -141,7 +141,7 @@ class LearnerConfig(Config):
     shard: Annotated[Literal["all", "node"], FSDP] = "all"
     """Ranks that shard one copy of the parameters. all: all ranks. node: the ranks of each node, so that each node
     holds a whole copy and only gradients cross nodes (HSDP)."""
-    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    param_dtype: Annotated[Literal["float32", "bfloat16"], OnlyOf("fsdp", ("bfloat16",))] = "float32"
     """Data type of trained parameters and of the optimizer state."""
     compute_dtype: Annotated[Literal["float32", "bfloat16", "float16"], OnlyOf("fsdp", ("float16",))] = "float32"
     """Data type of activations and of published weights. The softmax is always float32. float16 has eight times the
@@ -252,8 +252,8 @@ class LearnerConfig(Config):
     @model_validator(mode="after")
     def _has_settings_of_its_backend(self) -> Self:
         """Reject settings that only the other backend supports."""
-        if foreign := list(self._foreign_settings()):
-            other = "fsdp" if self.backend == "megatron" else "megatron"
+        other: BackendName = "fsdp" if self.backend == "megatron" else "megatron"
+        if foreign := list(self.settings_of(other)):
             raise ValueError(
                 f"backend is {self.backend}, but only {other} has {', '.join(foreign)}: remove them, or set "
                 f"learner.backend={other}"
@@ -284,11 +284,12 @@ class LearnerConfig(Config):
                 "reference_every"
             )
 
-    def _foreign_settings(self) -> Iterator[str]:
+    def settings_of(self, backend: BackendName) -> Iterator[str]:
+        """Yield the settings that only `backend` supports."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             for mark in field.metadata:
-                if isinstance(mark, OnlyOf) and mark.backend != self.backend and mark.is_used(value, field.default):
+                if isinstance(mark, OnlyOf) and mark.backend == backend and mark.is_used(value, field.default):
                     yield f"{name}={value}" if mark.values else name
 
     @property

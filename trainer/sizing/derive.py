@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from agentloop.config.resolved import engine_degrees
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.sizing.gpus import Gpu
@@ -46,7 +47,7 @@ def derive(config: RunConfig, run: PlannedRun, gpu: Gpu) -> Placed:
     reasons: list[str] = []
     found: list[Placed] = []
     for placement in candidates(config, run):
-        if faults := [*placement.problems(), *_learner_faults(config, placement, run)]:
+        if faults := problems_of(config, placement, run):
             reasons.extend(fault for fault in faults if fault not in reasons)
             continue
         placed = _estimate(config, run, gpu, placement)
@@ -84,12 +85,6 @@ def candidates(config: RunConfig, run: PlannedRun) -> Iterator[Placement]:
             )
 
 
-def engine_degrees(config: RunConfig) -> tuple[int, int]:
-    """Return the tensor and pipeline parallelism of an engine."""
-    options = config.engine.options
-    return int(options.get("tensor_parallel_size", 1)), int(options.get("pipeline_parallel_size", 1))
-
-
 def _learner_sizes(config: RunConfig, layout: str, per_node: int, model_parallel: int) -> list[int]:
     wanted = config.placement
     assert wanted.n_gpus is not None
@@ -103,11 +98,18 @@ def _learner_sizes(config: RunConfig, layout: str, per_node: int, model_parallel
     return [*of_one, *of_several] or [model_parallel]
 
 
+def problems_of(config: RunConfig, placement: Placement, run: PlannedRun) -> list[str]:
+    """Return a sentence for each reason, except memory, why the run cannot have the placement."""
+    return [*placement.problems(), *_learner_faults(config, placement, run)]
+
+
 def _learner_faults(config: RunConfig, placement: Placement, run: PlannedRun) -> list[str]:
     if placement.learner_gpus % placement.model_parallel:
         return []  # `Placement.problems` reports it
     tensor = placement.engine_tensor
-    faults = list(problems(_learner_layout(config, placement), run.shape))
+    faults = list(problems(learner_layout(config, placement), run.shape))
+    if config.learner.backend == "megatron" and run.fsdp_only:
+        faults.append(run.fsdp_only)
     if run.shape.heads % tensor:
         faults.append(
             f"tensor_parallel_size={tensor} of engine.options does not divide the model's {run.shape.heads} attention "
@@ -116,7 +118,8 @@ def _learner_faults(config: RunConfig, placement: Placement, run: PlannedRun) ->
     return faults
 
 
-def _learner_layout(config: RunConfig, placement: Placement) -> Layout:
+def learner_layout(config: RunConfig, placement: Placement) -> Layout:
+    """Return the layout of the learner on the GPUs of a placement."""
     learner = config.learner.replace(nodes=placement.learner_nodes)
     return Layout.of(learner, placement.learner_gpus)
 
@@ -131,7 +134,7 @@ def _estimate(config: RunConfig, run: PlannedRun, gpu: Gpu, placement: Placement
         engine_gpus=engine_gpus if is_separate else 0,
         sleep=wanted_sleep(config),
     )
-    layout = _learner_layout(config, placement)
+    layout = learner_layout(config, placement)
     one = estimated(run, cluster, layout, placement.engine_tensor)
     seconds = one.step_seconds
     rollout = one.rollout_seconds

@@ -73,19 +73,21 @@ class Layout:
         return sum(n > 1 for n in degrees) + (self.offload != "off") + (self.checkpointing != "off")
 
     def settings(self) -> dict[str, str | int]:
-        """Return the `learner.` settings of this layout."""
-        found: dict[str, str | int] = {"backend": self.backend}
-        degrees = {
+        """Return the `learner.` settings of this layout, defaults included: a recipe may have other values."""
+        is_megatron = self.backend == "megatron"
+        return {
+            "backend": self.backend,
             "tensor_parallel": self.tensor,
             "pipeline_parallel": self.pipeline,
             "virtual_pipeline": self.virtual,
-            "context_parallel" if self.backend == "megatron" else "sequence_parallel": self.context,
+            "context_parallel": self.context if is_megatron else 1,
+            "sequence_parallel": 1 if is_megatron else self.context,
             "expert_parallel": self.expert,
+            "shard": "node" if self.copies > 1 else "all",
+            "checkpointing": self.checkpointing,
+            "offload": self.offload,
+            "token_budget": self.token_budget,
         }
-        found |= {name: degree for name, degree in degrees.items() if degree > 1}
-        found |= {"checkpointing": self.checkpointing} if self.checkpointing != "off" else {}
-        found |= {"offload": self.offload} if self.offload != "off" else {}
-        return found | {"token_budget": self.token_budget}
 
 
 def problems(layout: Layout, shape: ModelShape) -> Iterator[str]:

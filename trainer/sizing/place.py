@@ -8,10 +8,13 @@ from agentloop.config.run import RunConfig
 from agentloop.engines import ENGINES
 from agentloop.errors import UserError
 from agentloop.trainer import advantages
+from agentloop.trainer.learner.megatron.supported import why_unsupported
 from agentloop.trainer.sizing import gpus as known_gpus
 from agentloop.trainer.sizing.derive import Placed, derive
 from agentloop.trainer.sizing.gpus import Gpu
+from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import Precision
+from agentloop.trainer.sizing.placement import Placement
 from agentloop.trainer.sizing.search import PlannedRun
 from agentloop.trainer.sizing.step_time import Work
 
@@ -83,28 +86,36 @@ def planned(
         auxiliary_references=int(
             advantage.needs_process_rewards and config.process_reward.as_learner(learner).loads_reference
         ),
-        needs_fsdp=advantage.value_targets is not None,
+        fsdp_only=_why_fsdp_only(config, hf_config),
         lora_rank=learner.lora.rank if learner.lora else 0,
         engine_fp8=config.engine.options.get("quantization") == "fp8",
     )
 
 
+def _why_fsdp_only(config: RunConfig, hf_config: Any) -> str:
+    advantage = config.algorithm.advantage
+    if advantages.get(advantage).value_targets is not None:
+        return (
+            f"learner.backend=megatron has no critic, which algorithm.advantage={advantage} needs. Set "
+            "learner.backend=fsdp."
+        )
+    # Settings of a layout are left out: each layout has its own.
+    if settings := list(config.learner.replace(**Layout().settings()).settings_of("fsdp")):
+        return f"learner.backend=megatron does not support {', '.join(settings)}. Set learner.backend=fsdp."
+    return why_unsupported(hf_config)
+
+
 def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
     """Return the config with the settings of a placement. Raises `UserError` if the config sets another value."""
     placement = placed.placement
-    workers = {"kind": "ray", "count": placement.num_engines, "gpus": placement.engine_size}
-    learner = {"ranks": placement.learner_gpus, "nodes": placement.learner_nodes}
-    faults = [
-        f"{section}.{name} is {value}, but the placement requires {derived[name]}: remove it."
-        for section, settings, derived in (
-            ("workers", config.workers, workers),
-            ("learner", config.learner, learner),
+    if contradicted := contradictions(config, placement):
+        faults = (
+            f"{key} is {getattr(getattr(config, section), name)}, but the placement requires {value}: remove it."
+            for key, value in contradicted.items()
+            for section, name in [key.split(".")]
         )
-        for name in derived
-        if name in settings.model_fields_set and (value := getattr(settings, name)) not in (derived[name], None)
-    ]
-    if faults:
         raise UserError(f"This placement contradicts the config. {' '.join(faults)}")
+    workers, learner = _derived(placement)
     options = dict(config.engine.options)
     if placement.layout != "separate" and ENGINES.get(config.engine.name).runs_on_gpus:
         share = round(_ENGINE_SHARE * placed.engine_memory / gpu.memory, 2)
@@ -117,6 +128,26 @@ def with_placement(config: RunConfig, placed: Placed, gpu: Gpu) -> RunConfig:
             layout=placement.layout, learner_gpus=placement.learner_gpus, sleep=placed.sleeps
         ),
     )
+
+
+def contradictions(config: RunConfig, placement: Placement) -> dict[str, Any]:
+    """Return the value that a placement requires, for each key that the config sets to another one."""
+    workers, learner = _derived(placement)
+    return {
+        f"{section}.{name}": value
+        for section, settings, derived in (
+            ("workers", config.workers, workers),
+            ("learner", config.learner, learner),
+        )
+        for name, value in derived.items()
+        if name in settings.model_fields_set and getattr(settings, name) not in (value, None)
+    }
+
+
+def _derived(placement: Placement) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of workers and of the learner that follow from a placement."""
+    workers = {"kind": "ray", "count": placement.num_engines, "gpus": placement.engine_size}
+    return workers, {"ranks": placement.learner_gpus, "nodes": placement.learner_nodes}
 
 
 def lines(placed: Placed) -> dict[str, str]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from agentloop.config.learner import BackendName
+from agentloop.errors import UserError
 from agentloop.trainer.planning.flops import ModelFlops
 from agentloop.trainer.sizing.gpus import Gpu
 from agentloop.trainer.sizing.layouts import Layout, candidates, problems
 from agentloop.trainer.sizing.memory import Precision, TrainingMemory, training_memory
 from agentloop.trainer.sizing.model_shape import ModelShape
+from agentloop.trainer.sizing.placement import Placement
 from agentloop.trainer.sizing.sharing import Sharing
 from agentloop.trainer.sizing.step_time import Work, rollout_seconds, training_seconds
 
@@ -34,15 +36,29 @@ class Cluster:
         """GPUs of the learner."""
         return self.gpus - self.engine_gpus
 
-    def settings(self) -> dict[str, str | int | bool]:
-        """Return the settings of a configuration for these GPUs."""
-        nodes = -(-self.gpus // self.gpus_per_node)
-        own = {"placement.learner_gpus": self.learner_gpus} if self.engine_gpus else {}
+    @property
+    def nodes(self) -> int:
+        """Nodes of the run; a run has the same number of GPUs on each."""
+        return -(-self.gpus // self.gpus_per_node)
+
+    def placement(self, layout: Layout, engine_tensor: int) -> Placement:
+        """Return where learner and engines of a layout are."""
+        return Placement(
+            layout="separate" if self.engine_gpus else "colocated",
+            nnodes=self.nodes,
+            gpus_per_node=self.gpus // self.nodes,
+            learner_gpus=self.learner_gpus,
+            model_parallel=layout.tensor * layout.pipeline * layout.context,
+            engine_tensor=engine_tensor,
+        )
+
+    def settings(self) -> dict[str, str | int | None]:
+        """Return the settings of a configuration for these GPUs, defaults included."""
         return {
             "placement.n_gpus": self.gpus,
-            **({"placement.nnodes": nodes} if nodes > 1 else {}),
+            "placement.nnodes": self.nodes,
             "placement.layout": "separate" if self.engine_gpus else "colocated",
-            **own,
+            "placement.learner_gpus": self.learner_gpus if self.engine_gpus else None,
         }
 
 
@@ -62,8 +78,8 @@ class PlannedRun:
     """Trained auxiliary models; each is as large as the policy."""
     auxiliary_references: int = 0
     """Loaded reference models of auxiliary models."""
-    needs_fsdp: bool = False
-    """Whether only fsdp can train it, e.g. because of a critic."""
+    fsdp_only: str = ""
+    """Reason why megatron cannot train it, with the fix; empty if it can."""
     lora_rank: int = 0
     """Rank of the adapters; 0: all weights are trained."""
     engine_fp8: bool = False
@@ -97,12 +113,15 @@ class Estimate:
     obstacle: str = ""
     """Reason why it does not fit; empty if it fits."""
 
-    def settings(self, cluster: Cluster) -> dict[str, str | int | bool]:
-        """Return the settings of a configuration with this layout on the GPUs of `cluster`."""
+    def settings(self, cluster: Cluster) -> dict[str, str | int | bool | None]:
+        """Return the settings of a configuration with this layout on the GPUs of `cluster`, defaults included."""
         learner = {f"learner.{name}": value for name, value in self.layout.settings().items()}
-        engine = {"engine.options.tensor_parallel_size": self.engine_tensor} if self.engine_tensor > 1 else {}
-        sleep = {"placement.sleep": True} if self.sharing.sleeps else {}
-        return cluster.settings() | learner | engine | sleep
+        own = {
+            "engine.options.tensor_parallel_size": self.engine_tensor,
+            "engine.options.pipeline_parallel_size": 1,
+            "placement.sleep": self.sharing.sleeps,
+        }
+        return cluster.settings() | learner | own
 
 
 @dataclass(slots=True, frozen=True)
@@ -117,18 +136,25 @@ class Found:
 def search(run: PlannedRun, cluster: Cluster, backends: tuple[BackendName, ...]) -> Found:
     """Estimate all candidate layouts and sort those that fit.
 
-    Among layouts whose times are within 1 %, the simplest comes first, then the one with the most free memory.
+    Among layouts whose times are within 1 %, the simplest comes first, then the one with the most free memory. Raises
+    `UserError` if none of `backends` can train the run.
     """
+    if run.fsdp_only:
+        backends = tuple(backend for backend in backends if backend != "megatron")
+        if not backends:
+            raise UserError(f"{run.fsdp_only} `agentloop plan --backend fsdp` lists the layouts of fsdp.")
     obstacles: Counter[str] = Counter()
     fitting: list[Estimate] = []
     longest = run.work.longest
-    backends = ("fsdp",) if run.needs_fsdp or run.lora_rank else backends  # megatron has no adapters
     for layout in candidates(cluster.learner_gpus, cluster.gpus_per_node, longest, backends, run.shape):
         if reasons := list(problems(layout, run.shape)):
             obstacles.update(reasons[:1])
             continue
         best = None
         for tensor in _engine_tensors(run.shape, cluster):
+            if reasons := list(cluster.placement(layout, tensor).problems()):
+                obstacles.update(reasons[:1])
+                continue
             estimate = estimated(run, cluster, layout, tensor)
             if estimate.obstacle:
                 obstacles[estimate.obstacle] += 1

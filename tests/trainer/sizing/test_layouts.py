@@ -188,9 +188,12 @@ def test_adapters_save_weight_gradient_and_optimizer_time(layout: Layout):
     assert 0.5 < adapters / whole < 0.75
 
 
-def test_critic_restricts_the_search_to_fsdp():
-    found = search(_run(auxiliary_models=1, needs_fsdp=True), Cluster(gpu=find("H200"), gpus=8), ("fsdp", "megatron"))
+def test_a_run_that_megatron_cannot_train_has_only_layouts_of_fsdp():
+    run, cluster = _run(fsdp_only="megatron has no critic."), Cluster(gpu=find("H200"), gpus=8)
+    found = search(run, cluster, ("fsdp", "megatron"))
     assert {estimate.layout.backend for estimate in found.fitting} == {"fsdp"}
+    with pytest.raises(UserError, match="megatron has no critic"):
+        search(run, cluster, ("megatron",))
 
 
 def test_auxiliary_models_add_memory_and_time():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import yaml
-from transformers import AutoConfig, Qwen3Config
+from transformers import AutoConfig, GemmaConfig, Qwen3Config
 
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
@@ -54,7 +54,30 @@ def derived(config):
 def test_every_loaded_model_is_counted(config, overrides, models):
     run = planned(config(*overrides), SHAPE)
     assert (run.reference, run.auxiliary_models, run.auxiliary_references) == models
-    assert run.needs_fsdp == ("algorithm.advantage=gae" in overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "model", "reason"),
+    [
+        ([], SHAPE, ""),
+        (["learner.offload=all", "learner.sequence_parallel=2"], SHAPE, ""),  # each layout has its own
+        (["learner.backend=megatron", "learner.tensor_parallel=2"], SHAPE, ""),
+        (["algorithm.advantage=gae"], SHAPE, "has no critic, which algorithm.advantage=gae needs"),
+        (["learner.lora={rank: 8}"], SHAPE, "does not support lora"),
+        (["learner.fp8=row"], SHAPE, "does not support fp8"),
+        (["learner.param_dtype=bfloat16"], SHAPE, "does not support param_dtype=bfloat16"),
+        ([], GemmaConfig(), "not gemma"),
+    ],
+)
+def test_runs_that_megatron_cannot_train_say_why(config, overrides, model, reason):
+    found = planned(config(*overrides), model).fsdp_only
+    assert reason in found if reason else not found
+
+
+def test_a_model_that_megatron_cannot_train_is_not_placed(config):
+    settings = config("learner.backend=megatron", "placement.n_gpus=8", "placement.gpu=H200")
+    with pytest.raises(UserError, match=r"trains llama, .*, not gemma"):
+        place(settings, GemmaConfig())
 
 
 @pytest.mark.parametrize(
@@ -280,3 +303,11 @@ def test_engines_sleep_if_both_do_not_fit_and_get_nearly_the_whole_gpu(config):
     for settings in (refused, partial):
         with pytest.raises(UserError, match=r"cannot be placed on 2 GPUs.*engine next to the learner has no room"):
             derive(settings, planned(settings, SHAPE), H200)
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "1.5", "true", "null"])
+def test_a_degree_of_an_engine_is_a_number_of_gpus(config, name, value):
+    settings = config("placement.n_gpus=2", "placement.gpu=H200", f"engine.options.{name}={value}")
+    with pytest.raises(UserError, match=rf"engine\.options\.{name} is .*, but it is a number of GPUs"):
+        place(settings, SHAPE)

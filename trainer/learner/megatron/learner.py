@@ -23,9 +23,10 @@ from agentloop.trainer.learner.base_learner import BaseLearner
 from agentloop.trainer.learner.megatron import state
 from agentloop.trainer.learner.megatron.head import Head
 from agentloop.trainer.learner.megatron.micro import RankMicroBatch
-from agentloop.trainer.learner.megatron.model import Stage, check_supported, transformer_config
+from agentloop.trainer.learner.megatron.model import Stage, transformer_config
 from agentloop.trainer.learner.megatron.on_cpu import on_device
 from agentloop.trainer.learner.megatron.ranks import Ranks
+from agentloop.trainer.learner.megatron.supported import check_supported
 from agentloop.trainer.learner.megatron.training import Training
 from agentloop.trainer.learner.megatron.weights import Weights
 from agentloop.trainer.learner.metrics.step_metrics import StepMetrics
@@ -50,11 +51,6 @@ class MegatronLearner(BaseLearner):
         in the weights.
         """
         super().__init__(config)
-        if config.param_dtype != "float32":
-            raise UserError(
-                f"learner.backend=megatron trains float32 parameters, not learner.param_dtype={config.param_dtype}. "
-                "Omit learner.param_dtype."
-            )
         hf_config = _hf_config(Path(config.model).expanduser())
         shape = ModelShape.from_config(hf_config)
         layout = Layout.of(config, data_parallel_mesh(self._device).size())

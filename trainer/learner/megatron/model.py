@@ -19,14 +19,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
 
-from agentloop.errors import UserError
 from agentloop.trainer.learner.megatron.attention import PackedCoreAttention, RowParams
 from agentloop.trainer.learner.megatron.ranks import Ranks
 from agentloop.trainer.sizing.layouts import Layout
-
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-_ROPE = ("default", "linear", "llama3")
-"""Types of rotary embedding that change only the angles."""
 
 
 class RmsNorm(nn.RMSNorm):
@@ -75,27 +70,6 @@ class Stage(nn.ModuleList):
         is_tied = last.share_embeddings_and_output_weights
         weight: Tensor = last.shared_embedding_or_output_weight() if is_tied else last.output_layer.weight
         return weight
-
-
-def check_supported(hf_config: Any) -> None:
-    """Raise `UserError` if the backend does not support a model."""
-    kind = hf_config.model_type
-    if kind not in SUPPORTED:
-        raise UserError(
-            f"learner.backend=megatron trains {', '.join(SUPPORTED)}, not {kind}. Set learner.backend=fsdp."
-        )
-    rope = getattr(hf_config, "rope_parameters", None) or {}
-    if (name := rope.get("rope_type", "default")) not in _ROPE:
-        raise UserError(f"learner.backend=megatron does not support rope_type={name}. Set learner.backend=fsdp.")
-    is_mistral_window = kind == "mistral" and hf_config.sliding_window is not None
-    if is_mistral_window or any("sliding" in layer for layer in getattr(hf_config, "layer_types", None) or ()):
-        raise UserError("learner.backend=megatron does not support sliding windows. Set learner.backend=fsdp.")
-    if getattr(hf_config, "mlp_bias", False):
-        raise UserError("learner.backend=megatron does not support mlp_bias. Set learner.backend=fsdp.")
-    if kind == "llama" and hf_config.attention_bias:
-        raise UserError("learner.backend=megatron does not support attention_bias of llama. Set learner.backend=fsdp.")
-    if kind == "qwen3_moe" and (hf_config.mlp_only_layers or hf_config.decoder_sparse_step != 1):
-        raise UserError("learner.backend=megatron needs experts in every layer or in none. Set learner.backend=fsdp.")
 
 
 def transformer_config(hf_config: Any, layout: Layout, dtype: torch.dtype) -> TransformerConfig:
