@@ -197,6 +197,7 @@ def test_values_that_no_agent_can_have_are_refused(options, words):
         AgentProgram({"id": "0"}, **options)
 
 
+@pytest.mark.slow
 async def test_a_command_that_cannot_be_started_names_its_option():
     with pytest.raises(UserError, match=r"Correct `check` in env\.options"):
         await run_process(["/no/such/check"], {}, option="check")

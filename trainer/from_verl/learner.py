@@ -107,7 +107,7 @@ def _types(verl: VerlConfig) -> Settings:
     is_megatron = verl.get(f"{_ACTOR}.strategy") == "megatron"
     checkpointing = {"full": "full", "selective": "selective"}.get(str(recomputed), "off") if is_megatron else None
     return {
-        "learner.param_dtype": _TYPES.get(kept) if kept != "fp32" else None,
+        "learner.param_dtype": _TYPES.get(kept) if kept != "fp32" and not is_megatron else None,
         "learner.compute_dtype": "bfloat16",
         "learner.checkpointing": checkpointing or ("full" if frees else "off"),
         "learner.freeze_vision": verl.get(f"{_ACTOR}.freeze_vision_tower") or None,

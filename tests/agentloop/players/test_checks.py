@@ -64,5 +64,5 @@ def test_players_that_are_no_mapping_are_refused(tmp_path):
     (tmp_path / "games.py").write_text(GAMES)
     (tmp_path / "rows.jsonl").write_text("{}\n")
     env = {"factory": "players", "options": {"play": f"{tmp_path}/games.py:run", "players": "policy"}}
-    with pytest.raises(UserError, match=r"`players` in env.options is 'policy': name each seat"):
+    with pytest.raises(UserError, match="option 'players' of the environment 'players' must be of type Mapping"):
         RunTasks.load(load_config(RunConfig, {"model": "m", "data": {"train": f"{tmp_path}/rows.jsonl"}, "env": env}))

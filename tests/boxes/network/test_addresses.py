@@ -42,6 +42,7 @@ async def test_others_are_returned_as_they_are(host):
     assert await other_address(host, 80) == host
 
 
+@pytest.mark.slow
 async def test_a_name_is_resolved_to_an_address_of_another_machine(monkeypatch):
     def resolve(*_, **__):
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 80)) for each in (own_address(), "203.0.113.7")]
@@ -50,6 +51,7 @@ async def test_a_name_is_resolved_to_an_address_of_another_machine(monkeypatch):
     assert await other_address("mixed.example", 80) == "203.0.113.7"
 
 
+@pytest.mark.slow
 async def test_the_name_of_this_machine_is_refused(monkeypatch):
     monkeypatch.setattr(
         socket,
@@ -60,6 +62,7 @@ async def test_the_name_of_this_machine_is_refused(monkeypatch):
         await other_address("this-machine", 80)
 
 
+@pytest.mark.slow
 async def test_own_ranges_have_loopback_and_the_interface():
     texts = {str(each) for each in addresses.own_ranges()}
     assert {"127.0.0.0/8", f"{own_address()}/32"} <= texts

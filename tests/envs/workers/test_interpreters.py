@@ -69,6 +69,7 @@ def without_space(tmp_path):
     return str(python)
 
 
+@pytest.mark.slow
 def test_a_failed_installation_keeps_the_earlier_one(folder, without_space):
     (folder / "little" / "bin").mkdir(parents=True)
     (folder / "little" / "agentloop-installed.txt").write_text("little==1\n")
@@ -78,6 +79,7 @@ def test_a_failed_installation_keeps_the_earlier_one(folder, without_space):
         assert sorted(path.name for path in folder.rglob("*")) == ["agentloop-installed.txt", "bin", "little"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_installation_moved_away_comes_back(folder, without_space):
     (folder / "little" / "half").mkdir(parents=True)
     (folder / ".old-little").mkdir()
@@ -87,6 +89,7 @@ def test_what_a_killed_installation_moved_away_comes_back(folder, without_space)
     assert sorted(path.name for path in folder.rglob("*")) == ["agentloop-installed.txt", "little"]
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_is_too_old_is_refused():
     with pytest.raises(UserError, match=r"needs Python 3\.98 or 3\.99, but .* is Python 3\.1\d: give --python another"):
         install("little", Package((), "little", (3, 98), (3, 99)), python=sys.executable)
