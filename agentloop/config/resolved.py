@@ -93,7 +93,7 @@ def engine_size(config: RunConfig) -> int:
 
 
 def engine_degrees(config: RunConfig) -> tuple[int, int]:
-    """Return the tensor and pipeline parallelism of an engine. Raises `UserError` for one that is no number of GPUs."""
+    """Return the tensor and pipeline parallelism of an engine. Raises `UserError` unless both are 1 or more."""
     return _degree(config, "tensor_parallel_size"), _degree(config, "pipeline_parallel_size")
 
 

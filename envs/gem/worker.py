@@ -94,8 +94,8 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     known = sorted(named - {"self"})
     for unknown in sorted(set(options) - set(known)):
         near = difflib.get_close_matches(unknown, known, n=1)
-        meant = f": did you mean {near[0]}?" if near else f", which takes {', '.join(known)}"
-        raise ValueError(f"there is no option {unknown} of {name}{meant}")
+        meant = f": did you mean {near[0]}?" if near else f", only {', '.join(known)}"
+        raise ValueError(f"{name} has no option {unknown}{meant}")
 
 
 @functools.cache

@@ -42,8 +42,8 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
     """Write the model of a checkpoint as a Hugging Face folder `output`, and return its step.
 
     `step` defaults to the newest checkpoint. `dtype` is float32, bfloat16, float16 or auto, by default
-    learner.save_dtype of the run. Raises `UserError` if there is no such checkpoint, or if `output` exists or cannot be
-    created.
+    learner.save_dtype of the run. Raises `UserError` if there is no such checkpoint, if `output`
+    exists, or if it cannot be created.
     """
     if os.path.lexists(output):
         raise UserError(f"{output} exists. Export to a new folder.")

@@ -28,7 +28,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(allow_inf_nan=False, extra="allow")
     refused: ClassVar[Mapping[str, str]] = {}
-    """What to do instead of using a field that only this API has, by field."""
+    """Fields of this API alone that are not supported, each with what to do instead."""
     schema_field: ClassVar[str]
     """The field that demands a JSON Schema of the answer."""
 

@@ -49,7 +49,7 @@ _FIELDS = {
     "vllm_xargs": _REMOVE,
     "watermarking": _REMOVE,
 }
-"""What to do instead, by field."""
+"""Unsupported fields, each with what to do instead."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (None, True),
     "best_of": (None, 0, 1),

@@ -1,4 +1,4 @@
-"""What the producer counts when a step is selected."""
+"""The episodes that the producer counts as trained when the groups of a step are selected."""
 
 from collections import Counter
 
