@@ -210,10 +210,15 @@ def _remove_stale(home: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    if not directory.exists():
+    """Remove a cgroup and those below it, unless one is in use. Another process may do so at the same time."""
+    try:
+        children = [path for path in directory.iterdir() if path.is_dir()]
+    except FileNotFoundError:
         return
-    for path in [*(child for child in directory.iterdir() if child.is_dir()), directory]:
+    for path in [*children, directory]:
         try:
             path.rmdir()
+        except FileNotFoundError:
+            continue
         except OSError:
             return

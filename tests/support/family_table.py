@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from agentloop.trainer.learner.megatron.supported import SUPPORTED
+from agentloop.trainer.sizing.megatron_models import SUPPORTED
 
 _ROOT = Path(__file__).resolve().parents[2]
 RESULT = _ROOT / "benchmarks" / "results" / "model_families.json"

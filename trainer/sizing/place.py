@@ -8,11 +8,11 @@ from agentloop.config.run import RunConfig
 from agentloop.engines import ENGINES
 from agentloop.errors import UserError
 from agentloop.trainer import advantages
-from agentloop.trainer.learner.megatron.supported import why_unsupported
 from agentloop.trainer.sizing import gpus as known_gpus
 from agentloop.trainer.sizing.derive import Placed, derive
 from agentloop.trainer.sizing.gpus import Gpu
 from agentloop.trainer.sizing.layouts import Layout
+from agentloop.trainer.sizing.megatron_models import why_unsupported
 from agentloop.trainer.sizing.memory import Precision
 from agentloop.trainer.sizing.placement import Placement
 from agentloop.trainer.sizing.search import PlannedRun

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -388,6 +389,20 @@ def test_cgroups_v2_limit_processor_time_where_they_may(tmp_path):
 
 def test_cgroups_are_skipped_without_permission(tmp_path):
     assert Cgroups.find(tmp_path, [("memory", "/x"), ("pids", "/x")]) is None
+
+
+def test_stale_cgroups_are_removed_by_several_starts_at_once(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for name in ("memory", "pids"):
+        for index in range(200):
+            (tmp_path / name / f"agentloop-{dead.pid}-{index:08x}" / "slot-1").mkdir(parents=True)
+    with ThreadPoolExecutor(8) as pool:
+        starts = [pool.submit(Cgroups.find, tmp_path, [("memory", "/"), ("pids", "/")]) for _ in range(8)]
+        found = [start.result() for start in starts]
+    assert all(found)
+    for name in ("memory", "pids"):
+        assert len(list((tmp_path / name).iterdir())) == len(found)
 
 
 async def test_each_process_is_limited_without_cgroups(monkeypatch):

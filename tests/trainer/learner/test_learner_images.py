@@ -10,9 +10,9 @@ from transformers import AutoConfig
 from agentloop.errors import UserError
 from agentloop.registry.named_objects import load_object
 from agentloop.trainer.batch.train_batch import TrainBatch
-from agentloop.trainer.learner.megatron.supported import check_supported
 from agentloop.trainer.model.attention.sequence_parallel import SequenceGroup
 from agentloop.trainer.model.packed_lm import load_packed_lm
+from agentloop.trainer.sizing.megatron_models import check_supported
 
 _SAMPLES = Path(__file__).parents[2] / "support" / "image_samples.py"
 _MODELS = Path(__file__).parents[2] / "agentloop" / "vision" / "models.py"

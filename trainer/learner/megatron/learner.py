@@ -26,7 +26,6 @@ from agentloop.trainer.learner.megatron.micro import RankMicroBatch
 from agentloop.trainer.learner.megatron.model import Stage, transformer_config
 from agentloop.trainer.learner.megatron.on_cpu import on_device
 from agentloop.trainer.learner.megatron.ranks import Ranks
-from agentloop.trainer.learner.megatron.supported import check_supported
 from agentloop.trainer.learner.megatron.training import Training
 from agentloop.trainer.learner.megatron.weights import Weights
 from agentloop.trainer.learner.metrics.step_metrics import StepMetrics
@@ -34,6 +33,7 @@ from agentloop.trainer.model.attention.choice import choose
 from agentloop.trainer.model.row_layout import Unit
 from agentloop.trainer.planning import CostModel, ModelFlops
 from agentloop.trainer.sizing.layouts import Layout, check
+from agentloop.trainer.sizing.megatron_models import check_supported
 from agentloop.trainer.sizing.model_shape import ModelShape
 from agentloop.weights.sharded import ShardedShelf
 from agentloop.weights.shelf import SharedWeights
