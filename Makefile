@@ -39,7 +39,7 @@ types: $(VENV)/.installed-test
 
 imports: $(VENV)/.installed-test
 	scripts/source-tree
-	cd build/tree && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml
+	cd build/tree && PYTHONPATH=. ../../$(BIN)/lint-imports ../../pyproject.toml
 
 fast: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PROCESSES) --fast --ignore tests/gpu $(ARGS)

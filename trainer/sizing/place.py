@@ -89,6 +89,8 @@ def planned(
         fsdp_only=_why_fsdp_only(config, hf_config),
         lora_rank=learner.lora.rank if learner.lora else 0,
         engine_fp8=config.engine.options.get("quantization") == "fp8",
+        splits_engine=ENGINES.get(config.engine.name).runs_on_gpus,
+        shares_prefixes=bool(learner.share_prefixes),
     )
 
 

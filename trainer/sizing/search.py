@@ -84,6 +84,10 @@ class PlannedRun:
     """Rank of the adapters; 0: all weights are trained."""
     engine_fp8: bool = False
     """Whether engines have linear layers and experts in FP8."""
+    splits_engine: bool = True
+    """Whether one engine can use several GPUs."""
+    shares_prefixes: bool = False
+    """Whether the config asks for shared prompts, which context parallelism does not support."""
     scale: float = 1.0
     """Ratio of measured to estimated training seconds."""
 
@@ -147,11 +151,14 @@ def search(run: PlannedRun, cluster: Cluster, backends: tuple[BackendName, ...])
     fitting: list[Estimate] = []
     longest = run.work.longest
     for layout in candidates(cluster.learner_gpus, cluster.gpus_per_node, longest, backends, run.shape):
-        if reasons := list(problems(layout, run.shape)):
+        reasons = list(problems(layout, run.shape))
+        if run.shares_prefixes and layout.backend == "megatron" and layout.context > 1:
+            reasons.append("learner.share_prefixes is true, which context_parallel does not support.")
+        if reasons:
             obstacles.update(reasons[:1])
             continue
         best = None
-        for tensor in _engine_tensors(run.shape, cluster):
+        for tensor in _engine_tensors(run, cluster):
             if reasons := list(cluster.placement(layout, tensor).problems()):
                 obstacles.update(reasons[:1])
                 continue
@@ -170,8 +177,9 @@ def _rank(found: Estimate) -> tuple[float, int, float]:
     return round(math.log(found.step_seconds), 2), found.layout.num_settings, -found.cache
 
 
-def _engine_tensors(shape: ModelShape, cluster: Cluster) -> list[int]:
-    most = min(cluster.gpus_per_node, cluster.engine_gpus or cluster.gpus)
+def _engine_tensors(run: PlannedRun, cluster: Cluster) -> list[int]:
+    shape = run.shape
+    most = min(cluster.gpus_per_node, cluster.engine_gpus or cluster.gpus) if run.splits_engine else 1
     return [n for n in (1, 2, 4, 8) if n <= most and shape.heads % n == 0 and shape.kv_heads % n == 0]
 
 

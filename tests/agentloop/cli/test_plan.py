@@ -105,6 +105,28 @@ def test_the_printed_command_can_be_placed_on_the_nodes(capsys, arguments):
     assert (placed.placement.n_gpus, placed.placement.learner_gpus) == (config.placement.n_gpus, resolved.learner.ranks)
 
 
+def test_an_engine_that_uses_one_gpu_is_not_spread_over_several(capsys):
+    arguments = [_TINY, "model=Qwen/Qwen3-4B", "--gpus", 4, "--backend", "fsdp", "--json"]
+    spread = {}
+    for engine in ("hf", "vllm"):
+        assert _plan(*arguments, f"engine.name={engine}") == 0
+        spread[engine] = {each["engine_tensor"] for each in json.loads(capsys.readouterr().out)["fitting"]}
+    assert spread["hf"] == {1}
+    assert max(spread["vllm"]) > 1
+
+
+def test_shared_prompts_leave_out_layouts_that_cannot_share_them(capsys):
+    arguments = [_TINY, "model=Qwen/Qwen3-8B", "--gpus", 8, "--backend", "megatron", "--json"]
+    contexts = {}
+    for shares in ("null", "true"):
+        assert _plan(*arguments, f"learner.share_prefixes={shares}") == 0
+        found = json.loads(capsys.readouterr().out)
+        contexts[shares] = {each["layout"]["context"] for each in found["fitting"]}
+    assert max(contexts["null"]) > 1
+    assert contexts["true"] == {1}
+    assert "learner.share_prefixes is true, which context_parallel does not support." in found["obstacles"]
+
+
 def test_plan_counts_the_weights_of_an_engine_in_fp8(capsys):
     arguments = ["model=Qwen/Qwen3-8B", "--gpus", 4, "--backend", "fsdp"]
     assert _plan(_TINY, *arguments) == 0
