@@ -50,6 +50,7 @@ _NOT_STARTED = re.compile(
 )
 _NO_USER = re.compile(rb"^unable to find user (?P<user>[^:]+):")
 _LOSS_CHECKS, _LOSS_PAUSE = 5, 0.1
+_ENDING_CHECKS = 30
 _SCRIPT_SECONDS = 30.0
 _NOT_FOUND, _NOT_RUN, _KILLED = 127, 126, 137
 
@@ -174,7 +175,7 @@ class DockerBox:
             streams.close()
         code = None if timed_out else await self._status(number)
         if code == _KILLED:  # was the box killed too?
-            await self._call(self._engine.processes)
+            await self._check_not_ending(mark)
         self._check_alive()
         self._reap()
         out, err = kept["stdout"], kept["stderr"]
@@ -237,6 +238,22 @@ class DockerBox:
     async def _is_running(self, mark: str) -> bool:
         """Return whether processes of a command are alive; True if the box cannot be searched."""
         return await self._run_script(_FIND, mark) != _NOT_FOUND_THERE
+
+    async def _check_not_ending(self, mark: str) -> None:
+        """Raise `BoxLostError` if the first process was killed, after which the kernel starts no other in the box.
+
+        The engine may say for a moment that such a box runs.
+        """
+        try:
+            if await self._run_script("exit 0", mark) == 0:
+                return
+        except BoxLostError:
+            raise
+        except BoxError:  # it could not be started
+            pass
+        for _ in range(_ENDING_CHECKS):  # or the agent has replaced the shell
+            await self._call(self._engine.check_runs)
+            await asyncio.sleep(_LOSS_PAUSE)
 
     async def _run_script(self, script: str, mark: str) -> int | None:
         """Return the exit status of a script about a command; None if it takes too long. Raises `BoxError`."""

@@ -41,10 +41,13 @@ def _cgroups_of(pid: int) -> list[str]:
     return [folder for folder, *_ in os.walk("/sys/fs/cgroup") if f"/agentloop-{pid}-" in folder]
 
 
-def _mounts() -> set[str]:
-    """Return the mounts of this machine but those of engines, whose containers other tests start and stop."""
+def _mounts(tree: Path) -> set[str]:
+    """Return the mounts of this machine but those of engines and of other tests, which start and end meanwhile."""
     lines = Path("/proc/mounts").read_text().splitlines()
-    return {line for line in lines if not re.search("docker|containers|podman|buildah|netns", line)}
+    engines = "docker|containers|podman|buildah|netns"
+    return {
+        line for line in lines if not re.search(engines, line) and ("/pytest-of-" not in line or str(tree) in line)
+    }
 
 
 def _children(pid: int) -> list[int]:
@@ -75,7 +78,7 @@ def _wait_until(is_so) -> bool:
 
 @pytest.mark.parametrize("victims", ["owner", "owner and keeper"])
 def test_nothing_is_left_of_boxes_whose_owner_was_killed(tree, victims):
-    before = _mounts()
+    before = _mounts(tree)
     moments = random.Random(19)
     for _ in range(6):
         with _owner(tree) as (owner, keeper):
@@ -87,7 +90,7 @@ def test_nothing_is_left_of_boxes_whose_owner_was_killed(tree, victims):
         assert _wait_until(lambda keeper=keeper: not Path(f"/proc/{keeper}").exists())
         if victims == "owner":
             assert _cgroups_of(owner.pid) == []
-    assert _mounts() == before
+    assert _mounts(tree) == before
 
 
 def test_cgroups_of_a_killed_keeper_go_when_the_next_owner_starts(tree):
