@@ -146,12 +146,22 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def raised(error: BaseException) -> str:
-    """Describe an error in user code with its location, as in `"KeyError: 'x' (tasks.py, line 12)"`."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Describe an error in user code with its location, as in `"KeyError: 'x' (tasks.py, line 12)"`.
+
+    The location is before the message of an error of agentloop, because its last sentence is the fix (`with_fix`).
+    """
+    name = type(error).__name__
+    text = f"{name}: {error}" if str(error) else name
     frames = user_frames(error)
     if not frames or isinstance(error, SyntaxError):  # the text of a SyntaxError contains its location
         return text
-    return f"{text} ({Path(frames[-1].tb_frame.f_code.co_filename).name}, line {frames[-1].tb_lineno})"
+    where = f"({Path(frames[-1].tb_frame.f_code.co_filename).name}, line {frames[-1].tb_lineno})"
+    return f"{name} {where}: {error}" if isinstance(error, AgentLoopError) and str(error) else f"{text} {where}"
+
+
+def with_fix(text: str, fix: str) -> str:
+    """Add a fix to the text of an error. A text that ends as a sentence is of a `UserError`, which has its own fix."""
+    return text if text.endswith(".") else f"{text}. {fix}"
 
 
 def named(function: Callable[..., Any]) -> str:

@@ -56,6 +56,10 @@ class BaseEnv(ABC):  # noqa: B024 - subclasses define how an episode is played
         super().__init_subclass__(**options)
         run_in_threads(cls, ("score", "close"))
 
+    @classmethod  # noqa: B027 - the options of most environments fit any row
+    def check_rows(cls, rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> None:
+        """Raise `UserError` if `env.options` do not fit the rows of a run. Called once, when the run is loaded."""
+
     def prepare(self) -> None:  # noqa: B027 - most environments begin at once
         """Begin slow work in the background, such as the start of a machine, and return at once.
 

@@ -37,7 +37,7 @@ def checked_messages(value: Any, method: Callable[..., Any]) -> list[Message]:
             raise WrongTypeError(
                 f"{named(method)} returned {shown(message)} as message {position} of its Observation. A message is a "
                 f"dict with a role ({', '.join(ROLES)}) and a content: a string, or a list of "
-                "{'type': 'text', 'text': ...} and {'type': 'image', 'image': ...}."
+                "{'type': 'text', 'text': ...} and {'type': 'image', 'image': a PIL.Image.Image}."
             )
     return messages
 

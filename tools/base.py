@@ -17,7 +17,7 @@ from agentloop.process.threads import run_in_threads
 from agentloop.tools import docstrings
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.types.limits import StopReason
-from agentloop.types.messages import Content, is_content
+from agentloop.types.messages import Content, is_content, valid_strings
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,13 +41,15 @@ class ToolResult:
     def __post_init__(self) -> None:
         """Raise `TypeError` for fields of a wrong type, and `ValueError` for numbers that are not finite.
 
-        The check is in the constructor so that the traceback points into the tool.
+        The check is in the constructor so that the traceback points into the tool. U+FFFD replaces lone surrogates.
         """
         if not is_content(self.content):
             raise TypeError(
                 "the content of a ToolResult must be a string, or a list of {'type': 'text', 'text': ...} and "
-                f"{{'type': 'image', 'image': ...}}, got {self.content!r:.80}"
+                f"{{'type': 'image', 'image': a PIL.Image.Image}}, got {self.content!r:.80}"
             )
+        if not isinstance(self.content, str) or not self.content.isascii():
+            object.__setattr__(self, "content", valid_strings(self.content))  # the class is frozen
         if self.reward.__class__ is float and not self.reward and self.metrics == {}:
             return  # most results; checks against abstract types are slow
         if not isinstance(self.reward, Real):

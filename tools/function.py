@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
+from agentloop.errors import UserError, shown
 from agentloop.process.threads import threaded
 from agentloop.tools import docstrings
 from agentloop.tools.base import Tool, ToolContext
@@ -60,6 +61,8 @@ def tool(
     stopped. `inline=True` runs it on the event loop: use it for functions that take microseconds.
     """
     if function is not None:
+        if not callable(function):
+            raise UserError(f"tool got {shown(function)}, not a function. Write `@tool`, or `@tool(name=...)`.")
         return FunctionTool(function, name=name, timeout=timeout, inline=inline)
     return functools.partial(FunctionTool, name=name, timeout=timeout, inline=inline)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import random
 import re
@@ -44,12 +45,14 @@ class SharedLimit:
         calls_per_second: float | None = None,
         folder: Path | None = None,
     ) -> None:
-        if max_concurrency is not None and (not isinstance(max_concurrency, int) or max_concurrency < 1):
+        if max_concurrency is not None and (type(max_concurrency) is not int or max_concurrency < 1):
             raise UserError(
-                f"max_concurrency of the tool {name!r} must be an integer of at least 1, got {max_concurrency}."
+                f"max_concurrency of the tool {name!r} must be an integer of at least 1, got {max_concurrency!r}."
             )
-        if calls_per_second is not None and not 0 < calls_per_second < float("inf"):
-            raise UserError(f"calls_per_second of the tool {name!r} must be above 0, got {calls_per_second}.")
+        if calls_per_second is not None and not _is_rate(calls_per_second):
+            raise UserError(
+                f"calls_per_second of the tool {name!r} must be a number above 0, got {calls_per_second!r}."
+            )
         self._interval = 0.0 if calls_per_second is None else 1.0 / calls_per_second
         self._num_slots = max_concurrency or 0
         self._folder = (folder or _own_folder()) / re.sub(r"[^\w.-]", lambda match: f"%{ord(match[0]):x}", name)
@@ -105,6 +108,10 @@ class SharedLimit:
             return begin
         finally:
             os.close(file)
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _own_folder() -> Path:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from agentloop.errors import UserError, blaming
+from agentloop.errors import UserError, blaming, nearest
 from agentloop.registry.options import check_call, check_types
 from agentloop.registry.registry import Registry
 from agentloop.tools.base import Tool
@@ -34,11 +35,25 @@ def load(spec: str, **options: Any) -> Tool:
     The name refers to a `Tool` class, which is created with `options`, to a `Tool`, or to a function, which becomes a
     tool. Raises `UserError`, also for an option of a wrong type.
     """
-    tools = load_all(spec, **options)
-    if len(tools) != 1:
-        names = ", ".join(tool.name for tool in tools)
-        raise UserError(f"{spec!r} has {len(tools)} tools ({names}): set its option `include` to one of them.")
-    return tools[0]
+    return chosen(load_all(spec, **options), None, spec=spec)
+
+
+def chosen(tools: Sequence[Tool], name: str | None, *, spec: str) -> Tool:
+    """Return the tool of a spec that has this name, or the only one. Raises `UserError`."""
+    known = {each.name: each for each in tools}
+    if not known:
+        raise UserError(f"{spec!r} has no tools, so there is none to call: name another tool.")
+    if name is None and len(tools) == 1:
+        return tools[0]
+    if name is None:
+        raise UserError(f"{spec!r} has {len(tools)} tools: choose one with --tool, or use load_all. {_listed(known)}")
+    if name not in known:
+        raise UserError(f"{spec!r} has no tool {name!r}.{nearest(name, known)} {_listed(known)}")
+    return known[name]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return f"Its tools: {', '.join(names)}."
 
 
 def load_all(

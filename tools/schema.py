@@ -26,6 +26,8 @@ from agentloop.tools import docstrings
 _PREFIX = "argument_"
 """Prefix of pydantic field names, so that a parameter may have any name, even that of a method of BaseModel."""
 
+_DATA_KEYS = ("default", "examples", "const", "enum")
+"""Keys of a JSON Schema whose values are no schemas."""
 _MAX_SHOWN = 80
 _MAX_PROBLEMS = 5
 _MAX_MESSAGE = 200
@@ -113,23 +115,30 @@ class Arguments:
 
 
 class SchemaArguments:
-    """Arguments described by a JSON Schema (2020-12 unless it names another) instead of a signature.
+    r"""Arguments described by a JSON Schema (2020-12 unless it names another) instead of a signature.
 
-    Raises `UserError` for an invalid schema; `what` names the tool in the message.
+    Patterns that only ECMA-262 has, such as `\p{L}`, are shown to the model and not checked. Raises `UserError` for an
+    invalid schema and for a reference to nothing; `what` names the tool in the message, and `fix` what to do.
     """
 
-    def __init__(self, schema: Mapping[str, Any], *, what: str) -> None:
+    def __init__(self, schema: Mapping[str, Any], *, what: str, fix: str = "Correct the schema.") -> None:
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import validator_for
+        from jsonschema_specifications import REGISTRY
+        from referencing.jsonschema import specification_with
 
         self.schema: dict[str, Any] = {"type": "object", "properties": {}, **schema}
-        kind = validator_for(self.schema, default=Draft202012Validator)
+        checked = _without_foreign_patterns(self.schema)
+        kind = validator_for(checked, default=Draft202012Validator)
         try:
-            kind.check_schema(self.schema)
+            kind.check_schema(checked)
         except SchemaError as error:
-            raise UserError(f"The input schema of {what} is not a valid JSON Schema: {error.message}.") from error
-        self._validator = kind(self.schema)
+            raise UserError(f"The input schema of {what} is not a valid JSON Schema: {error.message}. {fix}") from error
+        resource = specification_with(kind.META_SCHEMA["$schema"]).create_resource(checked)
+        if reference := _broken_reference(resource, REGISTRY.resolver_with_root(resource)):
+            raise UserError(f"The input schema of {what} refers to {reference!r}, which does not exist. {fix}")
+        self._validator = kind(checked, registry=REGISTRY)  # with its own registry, jsonschema would ask other servers
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments unchanged. Raises `ArgumentError`, one line per problem."""
@@ -140,6 +149,50 @@ class SchemaArguments:
             lines = [f"{'.'.join(map(str, p.path)) or 'arguments'}: {p.message[:_MAX_MESSAGE]}" for p in problems]
             raise ArgumentError("\n".join(lines[:_MAX_PROBLEMS]))
         return dict(arguments)
+
+
+def _broken_reference(resource: Any, resolver: Any) -> str | None:
+    """Return the first `$ref` that leads nowhere in a schema, which is a resource of `referencing`."""
+    from referencing.exceptions import Unresolvable
+
+    if isinstance(resource.contents, dict) and "$ref" in resource.contents:
+        reference = str(resource.contents["$ref"])
+        try:
+            resolver.lookup(reference)
+        except Unresolvable:
+            return reference
+    broken = (_broken_reference(inner, resolver.in_subresource(inner)) for inner in resource.subresources())
+    return next(filter(None, broken), None)
+
+
+def _without_foreign_patterns(schema: Any) -> Any:
+    """Return a schema without the regular expressions that Python's `re` cannot compile."""
+    if isinstance(schema, list):
+        return [_without_foreign_patterns(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy: dict[str, Any] = {}
+    unchecked_rest: tuple[str, ...] = ()
+    """Keywords about properties that no pattern matches, which are unknown without all patterns."""
+    for key, value in schema.items():
+        if key in _DATA_KEYS:
+            copy[key] = value
+        elif key in ("properties", "patternProperties") and isinstance(value, dict):
+            kept = {name: item for name, item in value.items() if key == "properties" or _compiles(name)}
+            copy[key] = {name: _without_foreign_patterns(item) for name, item in kept.items()}
+            if len(kept) < len(value):
+                unchecked_rest = ("additionalProperties", "unevaluatedProperties")
+        elif key != "pattern" or not isinstance(value, str) or _compiles(value):
+            copy[key] = _without_foreign_patterns(value)
+    return {key: value for key, value in copy.items() if key not in unchecked_rest}
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError):
+        return False
+    return True
 
 
 def _model(fields: Mapping[str, Any]) -> tuple[type[BaseModel], dict[str, Any]]:
@@ -202,7 +255,7 @@ def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...] 
         return _clean({**definitions[name], **rest}, definitions, (*inside, name))
     cleaned = {}
     for key, value in schema.items():
-        if key in ("default", "examples", "const", "enum"):
+        if key in _DATA_KEYS:
             cleaned[key] = value
         elif key == "properties":
             cleaned[key] = {name: _clean(item, definitions, inside) for name, item in value.items()}

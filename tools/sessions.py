@@ -157,7 +157,7 @@ def _as_text(result: object, tool: Tool) -> str:
     if result is None:
         raise TypeError(f"{named(_written(tool))} returned None: return a string for the model")
     try:
-        return to_json(result).decode()
+        return to_json(result, inf_nan_mode="strings").decode()  # JSON has no NaN, and null would hide infinity
     except PydanticSerializationError as error:
         raise TypeError(
             f"{named(_written(tool))} returned {type(result).__name__}: return a string, a ToolResult or a JSON value"

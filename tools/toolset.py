@@ -32,7 +32,10 @@ class Toolset:
                     "decorate the function with @tool."
                 )
             if tool.name in self.tools:
-                raise UserError(f"Two tools have the name {tool.name!r}: rename one of them (`name = ...`).")
+                raise UserError(
+                    f"Two tools have the name {tool.name!r}: rename one of them (`name = ...`, or the option `prefix` "
+                    "of an MCP server)."
+                )
             _check_timeout(tool)
             self.tools[tool.name] = tool
         self._arguments = {name: arguments_of(tool) for name, tool in self.tools.items()}

@@ -8,11 +8,11 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentloop.api.recipe import Method, find_config
+from agentloop.api.recipe import Method, find_config, own_folder
 from agentloop.config.fine_tuning import FineTuningConfig
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
-from agentloop.errors import UserError
+from agentloop.errors import UserError, shown
 from agentloop.registry.named_objects import name_of
 from agentloop.registry.options import Config
 
@@ -45,13 +45,21 @@ def _loaded(
     schema: type[C], source: C | Mapping[str, Any] | str | PathLike[str], overrides: Mapping[str, Any], *name: str
 ) -> C:
     base: Path | Mapping[str, Any]
+    own: dict[str, Any] = {}
     if isinstance(source, RunConfig | FineTuningConfig):
         base = source.model_dump(mode="json", exclude_unset=True)
     elif isinstance(source, Mapping):
         base = _plain("", source)
+    elif not isinstance(source, str | PathLike):
+        raise UserError(
+            f"The config is {shown(source)}. Pass a YAML file, a folder, the name of a recipe, a {schema.__name__}, or "
+            "a mapping of its keys."
+        )
     else:
-        base = find_config(fspath(source), *name).resolve()
-    return load_config(schema, base, dict(_keys(schema, overrides)))
+        file = find_config(fspath(source), *name)
+        base, folder = file.resolve(), own_folder(file)
+        own = {} if folder is None else {"run.folder": str(folder)}
+    return load_config(schema, base, own | dict(_keys(schema, overrides)))
 
 
 def _keys(schema: type[Config], overrides: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

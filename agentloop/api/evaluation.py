@@ -10,6 +10,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from agentloop.api.arguments import checked
 from agentloop.api.recipe import new_folder, run_name
 from agentloop.api.training import announce_libraries
 from agentloop.errors import UserError
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
 
 _TRAJECTORIES = "trajectories.jsonl"
-
-TaskSplit = Literal["train", "eval"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,10 +49,11 @@ class RolloutResult:
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
+@checked
 def rollout(
     config: ConfigSource,
     *,
-    tasks: TaskSplit | None = None,
+    tasks: Literal["train", "eval"] | None = None,
     samples: int = 1,
     limit: int | None = None,
     threshold: float = 1.0,
@@ -69,7 +69,7 @@ def rollout(
         print(before.summary["mean reward"], after.summary["mean reward"])
 
     Args:
-        config: As for `train`, or the folder of a run, whose trained model plays.
+        config: As for `train`, or a run or its folder, whose trained model plays.
         tasks: Tasks to play; None: the held-out tasks, "eval", if there are any, else "train". Both use
             `config.sampling`, whereas evaluations during a run use `config.eval`, which is greedy by default.
         samples: Number of episodes of each task.
@@ -111,7 +111,7 @@ def rollout_config(
     name: str,
     *,
     played_by: Path | None = None,
-    tasks: TaskSplit | None = None,
+    tasks: Literal["train", "eval"] | None = None,
     samples: int = 1,
     limit: int | None = None,
     threshold: float = 1.0,
@@ -127,7 +127,6 @@ def rollout_config(
     from agentloop.config.resolved import Facts, resolve
     from agentloop.engines import ENGINES
     from agentloop.episodes.setup import RolloutSetup, make_engine
-    from agentloop.trainer.run.export import is_run
     from agentloop.trainer.run.model_folder import local_model
     from agentloop.trainer.workers.local import LocalWorkers
     from agentloop.types.trajectory_io import write_jsonl
@@ -140,15 +139,12 @@ def rollout_config(
         )
     config, plays = _with_model(config, played_by, step)
     folder = output or new_folder(name, "-rollout")
-    if (folder / _TRAJECTORIES).exists():
-        raise UserError(f"{folder} already has the trajectories of another rollout. Set --output to another folder.")
-    if is_run(folder):
-        raise UserError(f"{folder} is the folder of a training run. Set --output to another folder.")
+    _check_output(folder)
     model = Path(config.model) if ENGINES.get(config.engine.name).read_turn else local_model(config)
     episodes = RolloutSetup.load(config, model)
     if tasks == "eval" and not episodes.eval:
-        raise UserError("--tasks is eval, but this recipe has no held-out tasks. Set data.eval, or omit --tasks.")
-    split: TaskSplit = "eval" if episodes.eval and tasks != "train" else "train"
+        raise UserError("tasks is eval, but this recipe has no held-out tasks. Set data.eval, or omit tasks.")
+    split: Literal["train", "eval"] = "eval" if episodes.eval and tasks != "train" else "train"
     rows = range(len(episodes.eval if split == "eval" else episodes.train))[:limit]
     engine = make_engine(resolve(config, Facts(model=model, learns=False)))
     folder.mkdir(parents=True, exist_ok=True)
@@ -167,6 +163,21 @@ def rollout_config(
     return RolloutResult(folder, plays, figures, groups)
 
 
+def _check_output(folder: Path) -> None:
+    """Raise `UserError` unless a rollout can be written to a folder, which may be missing."""
+    from agentloop.trainer.run.export import is_run
+    from agentloop.trainer.run.folder import check_writable
+
+    if (folder / _TRAJECTORIES).exists():
+        raise UserError(f"{folder} already has the trajectories of another rollout. Set output to another folder.")
+    if is_run(folder):
+        raise UserError(f"{folder} is the folder of a training run. Set output to another folder.")
+    try:
+        check_writable(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to: {error.strerror}. Set output to another folder.") from error
+
+
 def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[RunConfig, str]:
     """Return the config with the model that plays, and a description of that model."""
     from agentloop.engines import ENGINES
@@ -174,7 +185,9 @@ def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[
 
     if run is None or not is_run(run):
         if step is not None:
-            raise UserError(f"--step {step} selects a model of a run. Pass the folder of a run, and omit model=...")
+            raise UserError(
+                f"step is {step}, which selects a model of a run. Pass the folder of a run, and omit model."
+            )
         return config, f"the model {config.model}"
     if step == 0:
         return config, f"the model {config.model}"
@@ -189,7 +202,7 @@ def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[
 
 async def _play(
     workers: LocalWorkers,
-    split: TaskSplit,
+    split: Literal["train", "eval"],
     rows: Sequence[int],
     samples: int,
     on_trajectory: Callable[[Trajectory], None],

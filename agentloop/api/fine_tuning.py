@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentloop.api.arguments import checked
 from agentloop.api.recipe import Method, run_name
 from agentloop.api.training import announce_libraries, start_or_resume
 from agentloop.process.quiet import quiet_libraries
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from agentloop.config.fine_tuning import FineTuningConfig
 
 
+@checked
 def sft(config: FineTuningSource, *, resume: bool = False, progress: bool = True, **overrides: Any) -> RunResult:
     """Train a model on conversations (supervised fine-tuning), and return the result of the run.
 
@@ -43,6 +45,7 @@ def sft(config: FineTuningSource, *, resume: bool = False, progress: bool = True
     return _fine_tune("sft", config, overrides, resume=resume, progress=progress)
 
 
+@checked
 def dpo(config: FineTuningSource, *, resume: bool = False, progress: bool = True, **overrides: Any) -> RunResult:
     """Train a model on pairs of a better and a worse answer (DPO, arXiv 2305.18290), and return the result of the run.
 

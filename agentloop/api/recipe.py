@@ -7,6 +7,7 @@ dpo`.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
@@ -62,7 +63,8 @@ def load_run_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
     from agentloop.config.loading import load_config
     from agentloop.config.run import RunConfig
 
-    return load_config(RunConfig, find_config(recipe).resolve(), overrides)
+    file = find_config(recipe)
+    return load_config(RunConfig, file.resolve(), [*_where_it_lies(file), *overrides])
 
 
 def load_fine_tuning_config(recipe: str, overrides: Sequence[str], method: Method) -> FineTuningConfig:
@@ -70,8 +72,24 @@ def load_fine_tuning_config(recipe: str, overrides: Sequence[str], method: Metho
     from agentloop.config.fine_tuning import FineTuningConfig
     from agentloop.config.loading import load_config
 
-    given = [*([] if method == "sft" else [f"learner.loss={method}"]), *overrides]
-    return load_config(FineTuningConfig, find_config(recipe, f"{method}.yaml").resolve(), given)
+    file = find_config(recipe, f"{method}.yaml")
+    given = [*([] if method == "sft" else [f"learner.loss={method}"]), *_where_it_lies(file), *overrides]
+    return load_config(FineTuningConfig, file.resolve(), given)
+
+
+def own_folder(file: Path) -> Path | None:
+    """Return the folder of the run that wrote a config file; None for other files.
+
+    The file also stores run.folder, but relative to the folder in which the run was started, and a run may have moved.
+    """
+    from agentloop.trainer.run.lock import LOCK
+
+    return file.parent if file.name == _CONFIG and (file.parent / LOCK).is_file() else None
+
+
+def _where_it_lies(file: Path) -> list[str]:
+    folder = own_folder(file)
+    return [] if folder is None else [f"run.folder={json.dumps(str(folder))}"]
 
 
 def run_name(source: object, method: Method | None = None) -> str:

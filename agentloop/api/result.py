@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from agentloop.api.arguments import checked
 from agentloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _ROLLOUT = "trajectories.jsonl"
 
 
 class RunResult:
-    """The folder of a training run as Python objects.
+    """The folder of a training run as Python objects. It may be passed instead of the path of the folder.
 
     Each property reads from disk when it is used, so it also works while the run continues.
     """
@@ -29,6 +30,9 @@ class RunResult:
 
     def __repr__(self) -> str:
         return f"RunResult({str(self.folder)!r})"
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
     @property
     def folder(self) -> Path:
@@ -71,6 +75,7 @@ class RunResult:
 
         return trained_model(self.folder)[0]
 
+    @checked
     def trajectories(self, step: int | None = None, *, split: Literal["train", "eval"] = "train") -> list[Trajectory]:
         """Return the training trajectories of a step, or the trajectories of its evaluation (`split="eval"`).
 
@@ -88,7 +93,14 @@ class RunResult:
             raise UserError(f"{self.folder} has no {split} trajectories{of_step}. Steps with trajectories: {known}.")
         return read_trajectories(by_step[chosen])
 
-    def export(self, output: str | PathLike[str], *, step: int | None = None, dtype: str | None = None) -> Path:
+    @checked
+    def export(
+        self,
+        output: str | PathLike[str],
+        *,
+        step: int | None = None,
+        dtype: Literal["float32", "bfloat16", "float16", "auto"] | None = None,
+    ) -> Path:
         """Write the model of a checkpoint as a Hugging Face folder, and return the folder.
 
         Args:
@@ -107,6 +119,7 @@ class RunResult:
         return target
 
 
+@checked
 def load_run(folder: str | PathLike[str]) -> RunResult:
     """Return the results of a training run, which may still be running.
 
@@ -122,6 +135,7 @@ def load_run(folder: str | PathLike[str]) -> RunResult:
     raise UserError(f"{path} is not the folder of a training run: it has no config.yaml and checkpoints. {fix}")
 
 
+@checked
 def read_trajectories(path: str | PathLike[str]) -> list[Trajectory]:
     """Return the trajectories in a file that a run or a rollout wrote, or in the folder of a rollout.
 

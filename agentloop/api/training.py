@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentloop.api.arguments import checked
 from agentloop.api.recipe import new_folder, run_folders, run_name
 from agentloop.api.result import RunResult
 from agentloop.errors import UserError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     C = TypeVar("C", bound=TrainingConfig)
 
 
+@checked
 def train(config: ConfigSource, *, resume: bool = False, progress: bool = True, **overrides: Any) -> RunResult:
     """Train a model, and return the result of the run.
 
@@ -123,7 +125,7 @@ def _folder_to_resume(config: TrainingConfig, name: str) -> Path:
     if config.run.folder:
         folder = folder_of(config, name, resume=False)
         if not RunResult(folder).checkpoints:
-            raise UserError(f"{folder} has no checkpoint to resume from. Omit --resume to start a new run in it.")
+            raise UserError(f"{folder} has no checkpoint to resume from. Omit resume to start a new run in it.")
         return folder
     # With run.epochs the stored number of steps follows from the number of tasks.
     open_keys = ("run.steps", "run.epochs") if config.run.epochs is not None else ()
@@ -136,5 +138,5 @@ def _folder_to_resume(config: TrainingConfig, name: str) -> Path:
             return folder
     raise UserError(
         f"No run of {name} with this config has a checkpoint below {Path('runs').absolute()}. Set run.folder to the "
-        "folder of the run, or omit --resume to start a new one."
+        "folder of the run, or omit resume to start a new one."
     )

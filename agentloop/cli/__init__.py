@@ -44,7 +44,7 @@ _COMMANDS = {
     "workers": ("agentloop.cli.workers", "workers", "Change the number of Ray workers of a running run."),
     "from-verl": (
         "agentloop.cli.from_verl",
-        "from_verl",
+        "app",
         "Convert a launch script or a config of verl to a config of agentloop.",
     ),
     "tools": (

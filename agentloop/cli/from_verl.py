@@ -5,17 +5,39 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+from agentloop.errors import UserError, nearest
 
 
+class _BeforeAScript(TyperCommand):
+    """Command whose unknown options may be those of a script."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = [name for parameter in self.get_params(ctx) for name in parameter.opts]
+        for word in args[: args.index("--")] if "--" in args else args:
+            name = word.partition("=")[0]
+            if len(name) > 1 and name.startswith("-") and not {name, name[:2]} & set(known):
+                raise UserError(
+                    f"There is no option {name!r}.{nearest(name, known)} Words after -- are arguments of the script: "
+                    "agentloop from-verl -o run.yaml -- run.sh --model qwen"
+                )
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(cls=_BeforeAScript)
 def from_verl(
     source: Annotated[
         list[str],
         typer.Argument(
             help="Launch script with its arguments; or config.yaml of a run (outputs/DATE/TIME/.hydra/config.yaml); "
-            "or -- followed by the command or its overrides."
+            "or -- followed by the command or its overrides, or by a script with options."
         ),
     ],
     env: Annotated[
@@ -39,7 +61,6 @@ def from_verl(
     """
     import yaml
 
-    from agentloop.errors import UserError
     from agentloop.trainer.from_verl import convert
 
     if output is not None and output.exists():  # the script itself, or a config that was edited
@@ -62,7 +83,6 @@ def from_verl(
 
 
 def _write(path: Path, text: str) -> None:
-    from agentloop.errors import UserError
     from agentloop.process.atomic import write_text
 
     try:
@@ -74,8 +94,6 @@ def _write(path: Path, text: str) -> None:
 def _variable(text: str) -> tuple[str, str]:
     """Read NAME=VALUE, or NAME of a variable that is set."""
     import os
-
-    from agentloop.errors import UserError
 
     name, equals, value = text.partition("=")
     if not equals and name not in os.environ:

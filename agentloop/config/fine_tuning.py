@@ -52,7 +52,7 @@ class FineTuningSettings(StepSettings):
     steps: int = Field(default=100, ge=1)
     """Number of steps; each trains once on `batch_size` conversations or pairs."""
     epochs: float | None = Field(default=1.0, gt=0)
-    """Number of passes over the training data; set this or `steps`, not both."""
+    """Number of passes over the training data; set this or `steps`, and the other to null."""
 
     @model_validator(mode="before")
     @classmethod

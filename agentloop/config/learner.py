@@ -12,6 +12,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from agentloop.config.records import RecordingConfig
 from agentloop.registry.options import HAS_PATHS, Config, ConfigPath, named
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+"""Share of a running average that an update keeps."""
+
 
 class KlEstimator(StrEnum):
     """Estimators of the KL, with d = log policy - log reference of a token that the policy sampled."""
@@ -213,7 +216,7 @@ class LearnerConfig(Config):
 
     lr: float = Field(default=1e-6, ge=0)
     """Learning rate, after the warm-up."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     """Decay rates of the running averages of gradients and of their squares (AdamW, arXiv 1711.05101)."""
     eps: float = Field(default=1e-8, gt=0)
     """Constant in the denominator of AdamW."""

@@ -62,7 +62,7 @@ class ResolvedConfig(RunConfig):
 
 
 def resolve(config: RunConfig, facts: Facts) -> ResolvedConfig:
-    """Decide every open setting of a run. Raises pydantic's `ValidationError` if settings contradict each other."""
+    """Decide every open setting of a run. Raises `ValueError` if settings contradict each other."""
     given = config if facts.num_tasks is None else with_steps(config, facts.num_tasks)
     learner = _learner(given, facts)
     settled = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Protocol, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from agentloop.config.algorithm import AlgorithmConfig
 from agentloop.config.auxiliary_model import CriticConfig, ProcessRewardConfig
@@ -29,7 +30,7 @@ class StepSettings(Config):
     steps: int = Field(default=100, ge=1)
     """Number of steps."""
     epochs: float | None = Field(default=None, gt=0)
-    """Number of passes over the training data; set this or `steps`, not both."""
+    """Number of passes over the training data; set this or `steps`, and the other to null."""
     seed: int = 0
     """Seed of the order of tasks, of sampling and of training."""
     save_every: int = Field(default=10, ge=1)
@@ -40,6 +41,14 @@ class StepSettings(Config):
         LoggerConfig(name="tensorboard"),
     )
     """Loggers in addition to metrics.jsonl, which is always written; a plain string is a name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_leave_steps_open(cls, data: Any) -> Any:
+        """Treat null steps as unset: a recipe with steps is then run by epochs."""
+        if isinstance(data, Mapping) and "steps" in data and data["steps"] is None:
+            return {key: value for key, value in data.items() if key != "steps"}
+        return data
 
 
 class RunSettings(StepSettings):

@@ -88,8 +88,11 @@ class RunTasks:
             eval=load(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else [],
             make_env=partial(make_env, factory, toolset=toolset, reward=reward, options=config.env.options),
         )
+        rows = [*tasks.train, *tasks.eval]
+        if isinstance(factory, type) and issubclass(factory, BaseEnv):
+            factory.check_rows(rows, config.env.options)
         if isinstance(factory, type) and issubclass(factory, PlayersProgram):
-            check_players([*tasks.train, *tasks.eval], tasks.make_env)
+            check_players(rows, tasks.make_env)
         return tasks
 
 

@@ -1,1 +1,1 @@
-"""Helpers around processes: threads, worker processes, temporary folders, atomic writes, restart budgets."""
+"""Helpers around processes: threads, worker processes, temporary folders, locks, atomic writes, restart budgets."""

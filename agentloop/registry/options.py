@@ -17,13 +17,36 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    def __init__(self, /, **values: Any) -> None:
+        """Create the section. Raises `UserError`; `model_validate` raises pydantic's `ValidationError`."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _refused(type(self), error) from error
+
+    # Pydantic would otherwise call `__init__` for a section within another one, whose error would lose its key.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other values, validated like the original.
 
-        Keys that were not set stay unset. Raises pydantic's `ValidationError`.
+        Keys that were not set stay unset. Raises `UserError`.
         """
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self).model_validate(given | changes)
+        return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | changes)
+
+
+def _refused(schema: type[BaseModel], error: ValidationError) -> UserError:
+    """Return an error with the first problem of the values of a section."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        known = schema.model_fields if len(first["loc"]) == 1 else ()
+        return UserError(f"{schema.__name__} has no key {key!r}.{nearest(key, known) or ' Correct or remove it.'}")
+    if first["type"] == "missing":
+        return UserError(f"{schema.__name__} has no {key!r}: set it.")
+    if first["type"] == "value_error":  # our own validators write whole sentences
+        return UserError(f"{schema.__name__} cannot have these values. {first['ctx']['error']}")
+    return UserError(f"{key} of {schema.__name__} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}.")
 
 
 class NoOptions(Config):
@@ -64,7 +87,7 @@ def parse_options(schema: type[C], options: Mapping[str, Any], *, of: str, key: 
     """
     check_options(options, schema.model_fields, of=of, key=key)
     try:
-        return schema(**options)
+        return schema.model_validate(dict(options))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([key, *map(str, first["loc"])])
@@ -128,9 +151,22 @@ def check_types(function: Callable[..., Any], options: Mapping[str, Any], *, of:
             written = parameter.annotation
             wanted = written if isinstance(written, str) else inspect.formatannotation(written)
             raise UserError(
-                f"The option {name!r} of the {of} must be of type {wanted}, got {type(options[name]).__name__}. Set it "
-                "to such a value."
+                f"The option {name!r} of the {of} must be of type {wanted}, got {type(options[name]).__name__}"
+                f"{_reason(expected, error)}. Set it to such a value."
             ) from error
+
+
+def _reason(expected: TypeAdapter[Any], error: ValidationError) -> str:
+    """Return the place inside a wrong value, or the values that are allowed; "" if the type says all."""
+    schema: Mapping[str, Any] = expected.core_schema
+    schema = schema["schema"] if schema["type"] == "nullable" else schema
+    first = error.errors(include_url=False)[0]
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    if schema["type"] == "union":  # it has an error for each of its types
+        return ""
+    if first["loc"]:
+        return f": at {'.'.join(map(str, first['loc']))}, {message}"
+    return f": {message}" if first["type"] in ("literal_error", "enum") else ""
 
 
 def _listed(names: list[str], key: str) -> str:

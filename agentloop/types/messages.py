@@ -38,8 +38,15 @@ def is_content(content: object) -> bool:
 def _is_part(part: object) -> bool:
     if not isinstance(part, Mapping):
         return False
-    kind = part.get("type")
-    return isinstance(part.get("text"), str) if kind == "text" else kind == "image" and "image" in part
+    if part.get("type") == "text":
+        return isinstance(part.get("text"), str)
+    return part.get("type") == "image" and _is_image(part.get("image"))
+
+
+def _is_image(value: object) -> bool:
+    from PIL.Image import Image  # only episodes with images need it
+
+    return isinstance(value, Image)
 
 
 class Message(TypedDict, total=False):
@@ -106,6 +113,22 @@ class ParsedTurn:
         if calls := [call.as_dict() for call in self.calls if isinstance(call, ToolCall)]:
             message["tool_calls"] = calls
         return message
+
+
+def valid_text(text: str) -> str:
+    """Return a text with U+FFFD in place of lone surrogates, which JSON may contain and UTF-8 cannot encode."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def valid_strings(value: Any) -> Any:
+    """Return a JSON value, or the content of a message, with valid text in all its strings."""
+    if isinstance(value, str):
+        return valid_text(value)
+    if isinstance(value, list):
+        return [valid_strings(item) for item in value]
+    if isinstance(value, dict):
+        return {valid_strings(key): valid_strings(item) for key, item in value.items()}
+    return value
 
 
 def text_of(content: Content) -> str:

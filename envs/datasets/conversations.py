@@ -83,9 +83,8 @@ def read_pair(raw: object, where: str, index: int, folder: Path) -> dict[str, An
         context = len(prompt)
     else:
         both = [_messages(row[name], name, where) for name in _PAIR]
-        context = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*both, strict=False)))
-    if both[0] == both[1]:
-        raise UserError(f"{where}: 'chosen' and 'rejected' are equal. Remove the row.")
+        context = _num_common(*both)
+    _check_comparable(both, where)
     added = len(_with_system(both[0], row)) - len(both[0])
     found = [_checked(row, _with_system(messages, row), where, index, folder) for messages in both]
     for each in found:
@@ -93,6 +92,31 @@ def read_pair(raw: object, where: str, index: int, folder: Path) -> dict[str, An
     conversations = {name: each["messages"] for name, each in zip(_PAIR, found, strict=True)}
     own = {key: value for key, value in found[0].items() if key != "messages"}
     return own | conversations | {"tools": _tools(row, where), "context": context + added}
+
+
+def _num_common(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
+    """Return the number of messages with which both conversations begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
+
+
+def _check_comparable(both: Sequence[list[Any]], where: str) -> None:
+    """Raise `UserError` unless both conversations go on from the same messages to different answers."""
+    chosen, rejected = both
+    if chosen == rejected:
+        raise UserError(f"{where}: 'chosen' and 'rejected' are equal. Remove the row.")
+    common = _num_common(chosen, rejected)
+    if common == min(len(chosen), len(rejected)):
+        whole, part = ("chosen", "rejected") if len(chosen) > common else ("rejected", "chosen")
+        raise UserError(
+            f"{where}: {whole!r} only continues {part!r}, so there is nothing to compare. Remove the row, or correct "
+            f"{part!r}."
+        )
+    # Results of tools may differ between two attempts at one question.
+    if any(messages[common].get("role") not in ("assistant", "tool") for messages in both):
+        raise UserError(
+            f"{where}: 'chosen' and 'rejected' answer different questions: message {common + 1} is the first that "
+            "differs, and it is not an answer. Give both the same messages up to their answers, or remove the row."
+        )
 
 
 def _contains_prompt(answer: object, prompt: object) -> bool:

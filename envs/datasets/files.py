@@ -7,7 +7,9 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,9 @@ def file_rows(path: Path) -> RawRows:
 
 
 def folder_rows(folder: Path) -> RawRows:
-    """Read a folder written by `save_to_disk` of `datasets`, or all JSONL, CSV and Parquet files in it, by name.
+    """Read a folder written by `save_to_disk` of `datasets`, or its JSONL, CSV and Parquet files, by name.
 
+    Hidden files, whose names begin with a dot, are skipped.
     Raises `UserError` for other folders, and for one with several splits.
     """
     if (splits := folder / "dataset_dict.json").is_file():
@@ -44,7 +47,9 @@ def folder_rows(folder: Path) -> RawRows:
         raise UserError(f"{folder} has several splits ({names}): use the folder of one, such as {folder}/train.")
     if (state := folder / "state.json").is_file():
         return _arrow_rows([folder / each["filename"] for each in _read_json(state).get("_data_files", ())])
-    files = sorted(path for path in folder.iterdir() if path.name.endswith(_FOLDER_SUFFIXES))
+    # macOS writes `._rows.jsonl` beside `rows.jsonl`, and editors write hidden copies.
+    shown = (path for path in folder.iterdir() if not path.name.startswith("."))
+    files = sorted(path for path in shown if path.name.endswith(_FOLDER_SUFFIXES))
     if not files:
         raise UserError(
             f"The folder {folder} has no dataset: neither a file ({', '.join(_FOLDER_SUFFIXES)}) nor the state.json of "
@@ -66,21 +71,45 @@ def _jsonl_rows(path: Path) -> RawRows:
 
 def _json_line(line: str, where: str) -> object:
     try:
-        row = json.loads(line)
+        row = _JSON.decode(line)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{where} is not JSON: {error.msg} at column {error.colno}. Each line must be one JSON object."
         ) from error
-    _check_finite(row, where)
+    _check_unambiguous(row, where)
     return row
 
 
-def _check_finite(row: object, where: str) -> None:
-    """Raise `UserError` for NaN and infinite numbers, which JSON does not have, but Python writes and reads."""
+@dataclass(slots=True, frozen=True)
+class _Repeating:
+    """Stands for an object that has a key twice, until the row in which it is can be named."""
+
+    key: str
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Repeating:
+    read = dict(pairs)
+    if len(read) == len(pairs):
+        return read
+    return _Repeating(Counter(key for key, _ in pairs).most_common(1)[0][0])
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _check_unambiguous(row: object, where: str) -> None:
+    """Raise `UserError` for a key that an object has twice, and for NaN and infinite numbers.
+
+    Of the key Python would keep the last value. JSON does not have these numbers, but Python writes and reads them.
+    """
+    if isinstance(row, _Repeating):
+        raise UserError(f"{where} has the key {row.key!r} twice. Remove or rename one.")
     for column, value in row.items() if isinstance(row, dict) else ():
         left = [value]
         while left:
             each = left.pop()
+            if isinstance(each, _Repeating):
+                raise UserError(f"{where}: {column!r} has an object with the key {each.key!r} twice. Remove one.")
             if isinstance(each, float) and not math.isfinite(each):
                 raise UserError(
                     f"{where}: {column!r} has the number {each}, which JSON does not allow. Write null for a missing "
@@ -94,14 +123,14 @@ def _json_rows(path: Path) -> RawRows:
     """Read a file that is a list of rows, or JSON lines."""
     text = path.read_text(encoding="utf-8-sig")
     try:
-        rows = json.loads(text) if text.lstrip().startswith("[") else None
+        rows = _JSON.decode(text) if text.lstrip().startswith("[") else None
     except ValueError as error:
         raise UserError(f"The dataset file {path} cannot be read: {error}. Check that it is complete.") from error
     if rows is None:
         yield from _jsonl_rows(path)
         return
     for number, row in enumerate(rows, 1):
-        _check_finite(row, f"{path}, row {number}")
+        _check_unambiguous(row, f"{path}, row {number}")
         yield f"{path}, row {number}", row
 
 
@@ -111,6 +140,7 @@ def _csv_rows(path: Path) -> RawRows:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, strict=True)
+            _check_columns(reader.fieldnames or (), path)
             for number, row in enumerate(reader, 1):
                 if None in row or None in row.values():
                     raise UserError(
@@ -123,6 +153,20 @@ def _csv_rows(path: Path) -> RawRows:
             f"The dataset file {path} cannot be read after row {number}: {error}. Check that it is complete, or save "
             "the dataset as JSONL."
         ) from error
+
+
+def _check_columns(names: Sequence[str], path: Path) -> None:
+    """Raise `UserError` for two columns of one name, and for columns that are not separated by commas."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UserError(f"{path}, line 1 names {count} columns {name!r}. Remove or rename all but one.")
+    for mark, separator in (("';'", ";"), ("tabs", "\t")):
+        if len(names) == 1 and separator in names[0]:
+            raise UserError(
+                f"{path} seems to be separated by {mark}: its first line has the one column {names[0]!r}. Separate the "
+                f"columns by commas: pandas.read_csv({path.name!r}, sep={separator!r}).to_csv({path.name!r}, "
+                "index=False), or choose the comma where a spreadsheet exports the file."
+            )
 
 
 def _parquet_rows(path: Path) -> RawRows:

@@ -27,7 +27,7 @@ from agentloop.envs.agent.harnesses.running import check_version, harness_named,
 from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.program import AgentProgram, SampledBy
 from agentloop.envs.harbor.attempt import Attempt, BoxOptions, EarlyAttempt
-from agentloop.envs.harbor.env import check_row
+from agentloop.envs.harbor.env import check_images_of_rows, check_row
 from agentloop.envs.harbor.verification.boxes import as_root
 from agentloop.errors import EnvError, UserError
 from agentloop.process import owned_folders
@@ -112,6 +112,10 @@ class HarborAgent(AgentProgram):
         )
         self._early = EarlyAttempt(options, row)
         self._attempt: Attempt | None = None
+
+    @classmethod
+    def check_rows(cls, rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> None:
+        check_images_of_rows(rows, options.get("images"))
 
     def prepare(self) -> None:
         self._early.begin()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentloop.envs.base import Env, Observation
 from agentloop.envs.harbor.attempt import Attempt, BoxOptions, EarlyAttempt
+from agentloop.envs.harbor.check import check_images
 from agentloop.envs.harbor.tasks.task import HarborTask
 from agentloop.errors import UserError
 from agentloop.types.messages import Message
@@ -70,6 +71,10 @@ class HarborEnv(Env):
         self._attempt: Attempt | None = None
         self.deadline = math.inf
 
+    @classmethod
+    def check_rows(cls, rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> None:
+        check_images_of_rows(rows, options.get("images"))
+
     @property
     def box(self) -> Box | None:
         """The box that tools work in."""
@@ -116,6 +121,11 @@ def check_row(row: Mapping[str, Any]) -> None:
     """Raise `UserError` unless a row is one of `tasks`."""
     if "task" not in row:
         raise UserError(f"The row {row.get('id')!r} has no task: use the rows of agentloop.envs.harbor.env:tasks.")
+
+
+def check_images_of_rows(rows: Sequence[Mapping[str, Any]], images: Mapping[str, str] | None) -> None:
+    """Raise `UserError` for an image to replace that the task of no row has."""
+    check_images([Path(row["task"]) for row in rows if "task" in row], images or {})
 
 
 def tasks(folder: str | Sequence[str], *, first: int = 0, count: int | None = None) -> Iterator[dict[str, Any]]:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentloop.envs.rewards.base import Outcome, inline
+from agentloop.envs.rewards.base import Outcome, Reward, inline
 from agentloop.envs.rewards.texts import assistant_turns, turn_text
+from agentloop.errors import UserError
 
 if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
@@ -34,15 +35,21 @@ def tags(
     return float(all(follows(turn, every_turn, alone=False) for turn in turns[:-1]))
 
 
-@inline
-def tool_bonus(trajectory: Trajectory, task: Mapping[str, Any], *, tool: str | None = None, calls: int = 1) -> float:
-    """Return the number of successful calls of the tool (default: any) divided by `calls`, at most 1.0.
+class ToolBonus(Reward):
+    """Number of successful calls of a tool (default: of any), divided by `calls`, at most 1.0.
 
     A call is successful if the tool ran and its result is not an error.
     """
-    if calls < 1:
-        raise ValueError(f"`calls` of tool_bonus must be at least 1, got {calls}")
-    return min(successful_calls(trajectory, tool), calls) / calls
+
+    def __init__(self, *, tool: str | None = None, calls: int = 1) -> None:
+        """Raise `UserError` if `calls` is below 1."""
+        if calls < 1:
+            raise UserError(f"`calls` of tool_bonus must be at least 1, got {calls}.")
+        self._tool = tool
+        self._calls = calls
+
+    async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> float:
+        return min(successful_calls(trajectory, self._tool), self._calls) / self._calls
 
 
 @inline

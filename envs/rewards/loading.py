@@ -34,7 +34,7 @@ REWARDS: Registry[Any] = Registry(
         "sql_execution": f"{_HERE}.sql_execution:SqlExecution",
         "strict_box": f"{_HERE}.answers:strict_box",
         "tags": f"{_HERE}.formats:tags",
-        "tool_bonus": f"{_HERE}.formats:tool_bonus",
+        "tool_bonus": f"{_HERE}.formats:ToolBonus",
         "turn_cost": f"{_HERE}.formats:turn_cost",
         "verl": f"{_HERE}.verl:VerlScore",
     },

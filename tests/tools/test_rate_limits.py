@@ -1,6 +1,7 @@
 """Limits of a tool over several processes: never exceeded, never lost, and waiting costs the tool nothing."""
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -159,7 +160,19 @@ def plain() -> str:
     return ""
 
 
-@pytest.mark.parametrize("limits", [{"max_concurrency": 0}, {"max_concurrency": 1.5}, {"calls_per_second": 0}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_concurrency": 0},
+        {"max_concurrency": 1.5},
+        {"max_concurrency": True},
+        {"calls_per_second": 0},
+        {"calls_per_second": "abc"},
+        {"calls_per_second": [1]},
+        {"calls_per_second": True},
+        {"calls_per_second": math.nan},
+    ],
+)
 def test_invalid_limits_raise(tmp_path, limits):
     with pytest.raises(UserError, match=next(iter(limits))):
         SharedLimit("t", folder=tmp_path, **limits)

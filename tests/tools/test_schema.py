@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from agentloop.errors import UserError
 from agentloop.tools import docstrings
 from agentloop.tools.base import ToolContext
-from agentloop.tools.schema import ArgumentError, Arguments
+from agentloop.tools.schema import ArgumentError, Arguments, SchemaArguments
 
 
 class Unit(enum.Enum):
@@ -271,3 +271,38 @@ def test_docstrings_become_descriptions():
     assert entries == {"a": "one", "b": "two: with a colon and: a second line", "c": "below"}
     assert docstrings.split(None) == ("", {})
     assert docstrings.split("Only this.") == ("Only this.", {})
+
+
+def test_patterns_that_python_cannot_compile_are_shown_but_not_checked():
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "pattern": "^\\p{L}+$"},
+            "pattern": {"type": "string", "pattern": "^a"},
+        },
+        "patternProperties": {"^\\p{Lu}": {"type": "string"}, "^x": {"type": "integer"}},
+        "additionalProperties": False,
+    }
+    arguments = SchemaArguments(schema, what="a tool")
+    assert arguments.schema == schema
+    assert arguments.validate({"name": "1", "pattern": "ab", "Other": ""})
+    for wrong in ({"name": 1}, {"pattern": "b"}, {"x": ""}):
+        with pytest.raises(ArgumentError):
+            arguments.validate(wrong)
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/Missing", "#anchor", "http://127.0.0.1:1/schema"])
+def test_a_reference_to_nothing_is_an_error(reference):
+    with pytest.raises(UserError, match=r"a tool refers to '.*', which does not exist"):
+        SchemaArguments({"properties": {"a": {"items": {"$ref": reference}}}}, what="a tool")
+
+
+def test_references_are_followed():
+    schema = {
+        "properties": {"a": {"$ref": "#/$defs/B"}},
+        "$defs": {"B": {"$ref": "#c"}, "C": {"$anchor": "c", "type": "integer"}},
+    }
+    arguments = SchemaArguments(schema, what="a tool")
+    assert arguments.validate({"a": 1}) == {"a": 1}
+    with pytest.raises(ArgumentError, match="a: '1' is not of type 'integer'"):
+        arguments.validate({"a": "1"})

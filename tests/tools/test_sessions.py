@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import math
 import threading
 import time
 from typing import Annotated, Any
@@ -152,6 +153,8 @@ class Place(BaseModel):
         (True, "true"),
         ({"Zürich": [1, None]}, '{"Zürich":[1,null]}'),
         (Place(city="Rome"), '{"city":"Rome"}'),
+        ({"means": [math.nan, math.inf, -math.inf]}, '{"means":["NaN","Infinity","-Infinity"]}'),
+        (math.nan, '"NaN"'),
     ],
 )
 async def test_values_are_formatted_as_json(value, content):
@@ -201,6 +204,8 @@ class Blocking(Tool):
         {"content": ["text"]},
         {"content": [{"type": "text"}]},
         {"content": [{"type": "image_url", "image_url": "data:"}]},
+        {"content": [{"type": "image", "image": "x.png"}]},
+        {"content": [{"type": "image", "image": None}]},
         {"content": "", "reward": None},
         {"content": "", "metrics": {"seconds": "3"}},
         {"content": "", "metrics": None},
@@ -221,14 +226,13 @@ async def test_raising_validator_fails_only_its_call():
     async def capital(country: Annotated[str, AfterValidator(lambda name: {"Italy": "Rome"}[name])]) -> str:
         return country
 
-    refers = SchemaArguments({"properties": {"a": {"$ref": "#/$defs/Missing"}}}, what="a tool")
-    told = Counter()
-    told.arguments = refers
-    sessions = Toolset([capital, told]).sessions("t", {}, 0)
+    endless = Counter()
+    endless.arguments = SchemaArguments({"$ref": "#"}, what="a tool")
+    sessions = Toolset([capital, endless]).sessions("t", {}, 0)
     for call in (ToolCall("capital", {"country": "Oz"}, "1"), ToolCall("counter", {"a": 1}, "2")):
         result = await sessions.call(call, time.monotonic() + 10)
         assert (result.is_error, result.failure) == (True, FailureKind.TOOL)
-        assert ("Oz" if call.name == "capital" else "Missing") in result.content
+        assert ("Oz" if call.name == "capital" else "RecursionError") in result.content
 
 
 async def test_sync_methods_run_in_threads():
@@ -469,3 +473,19 @@ async def test_a_wrong_result_names_the_function():
 
     result = await sessions(forgets).call(call("forgets"), soon())
     assert result.content.startswith("TypeError: forgets (test_sessions.py, line ")
+
+
+async def test_lone_surrogates_in_results_are_replaced():
+    @tool
+    def odd():
+        "Odd."
+        return ToolResult([{"type": "text", "text": "a\ud800"}])
+
+    @tool
+    def pair():
+        "Two halves."
+        return "\ud83d\ude00"
+
+    both = sessions(odd, pair)
+    assert (await both.call(call("odd"), soon())).content == [{"type": "text", "text": "a\ufffd"}]
+    assert (await both.call(call("pair"), soon())).content == "😀"

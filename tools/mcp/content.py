@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentloop.errors import UserError
 from agentloop.types.messages import Content, ImagePart, TextPart
 from agentloop.vision.decoding import ImageBudget
+
+
+def content_of(result: Mapping[str, Any]) -> Content:
+    """Return the content of the result of a call, or its structured content as JSON if it has no other."""
+    if not result["content"] and result.get("structuredContent") is not None:
+        return json.dumps(result["structuredContent"], ensure_ascii=False)
+    return as_content(result["content"])
 
 
 def as_content(items: Iterable[Any]) -> Content:
@@ -24,14 +30,20 @@ def as_content(items: Iterable[Any]) -> Content:
 def _part(item: Any, budget: ImageBudget) -> TextPart | ImagePart:
     kind = item.get("type") if isinstance(item, dict) else None
     if kind == "text":
-        return {"type": "text", "text": str(item.get("text", ""))}
+        return {"type": "text", "text": _text(item, "text")}
     if kind == "image":
         try:
-            return {"type": "image", "image": budget.load(base64.b64decode(item.get("data", ""), validate=True))}
-        except (binascii.Error, UserError) as error:
+            return {"type": "image", "image": budget.load(base64.b64decode(_text(item, "data"), validate=True))}
+        except ValueError as error:  # not base64, or a UserError
             return {"type": "text", "text": f"[an image that cannot be shown: {error}]"}
     if kind == "resource" and isinstance(resource := item.get("resource"), dict) and "text" in resource:
-        return {"type": "text", "text": str(resource["text"])}
+        return {"type": "text", "text": _text(resource, "text")}
     if kind == "resource_link":
         return {"type": "text", "text": f"[{item.get('name', 'resource')}: {item.get('uri', '')}]"}
     return {"type": "text", "text": f"[content of type {kind} is not shown]"}
+
+
+def _text(item: Mapping[str, Any], key: str) -> str:
+    """Return a field as text; some servers send null, or a number."""
+    value = item.get(key)
+    return "" if value is None else str(value)

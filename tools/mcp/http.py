@@ -21,6 +21,7 @@ class HttpTransport:
         self._headers = {**headers, "Accept": _ACCEPT}
         self._seconds = seconds
         self._client: httpx.AsyncClient | None = None
+        self.is_lost = False
 
     async def open(self) -> None:
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(self._seconds, pool=None), follow_redirects=True)
@@ -53,6 +54,7 @@ class HttpTransport:
 
     def _check(self, response: httpx.Response) -> None:
         if response.status_code == 404 and "Mcp-Session-Id" in self._headers:
+            self.is_lost = True
             raise McpError(f"{self._url} has ended the session")
         if response.status_code in (401, 403):
             raise McpError(f"{self._url} refuses the credentials (HTTP {response.status_code}): set headers")
@@ -64,7 +66,7 @@ class HttpTransport:
             return
         client, self._client = self._client, None
         try:
-            if "Mcp-Session-Id" in self._headers:
+            if "Mcp-Session-Id" in self._headers and not self.is_lost:
                 await client.delete(self._url, headers=self._headers)
         except httpx.HTTPError:
             return  # the server is gone, and the session with it

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from agentloop.errors import AgentLoopError
+from agentloop.errors import AgentLoopError, shown
 
 PROTOCOL_VERSION = "2025-11-25"
 _MAX_PAGES = 100
@@ -23,6 +23,9 @@ class McpError(AgentLoopError):
 
 class Transport(Protocol):
     """Connection that carries messages to one server and back."""
+
+    is_lost: bool
+    """Whether the server has ended the session, so that all further requests fail."""
 
     async def open(self) -> None:
         """Connect to the server. Raises `McpError` if there is none."""
@@ -51,6 +54,11 @@ class Client:
         self._transport = transport
         self._numbers = itertools.count(1)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server has ended the session, so that all further requests fail."""
+        return self._transport.is_lost
+
     async def open(self) -> None:
         """Connect and initialize the session. Raises `McpError`."""
         await self._transport.open()
@@ -66,19 +74,23 @@ class Client:
         await self._transport.notify({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return `{"name", "description", "inputSchema", ...}` of each tool."""
+        """Return `{"name", "description", "inputSchema", ...}` of each tool. Raises `McpError` if one is malformed."""
         tools: list[dict[str, Any]] = []
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
             page = await self._request("tools/list", {"cursor": cursor} if cursor else {})
-            tools += page.get("tools", ())
+            tools += _listed(page.get("tools"))
             if not (cursor := page.get("nextCursor")):
                 return tools
         raise McpError(f"its list of tools has more than {_MAX_PAGES} pages")
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Call a tool and return `{"content": [...], "isError": bool, ...}`."""
-        return await self._request("tools/call", {"name": name, "arguments": arguments})
+        result = await self._request("tools/call", {"name": name, "arguments": arguments})
+        content = result.get("content")
+        if not isinstance(content, list | None):
+            raise McpError(f"the answer to tools/call has the content {shown(content)}, which is not a list")
+        return {**result, "content": content or []}
 
     async def close(self) -> None:
         await self._transport.close()
@@ -94,6 +106,17 @@ class Client:
         if not isinstance(result, dict):
             raise McpError(f"the answer to {method} has no result")
         return result
+
+
+def _listed(tools: Any) -> list[dict[str, Any]]:
+    if not isinstance(tools, list | None):
+        raise McpError(f"the answer to tools/list has {shown(tools)}, which is not a list of tools")
+    for tool in tools or ():
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
+            raise McpError(f"its list of tools has {shown(tool)}, which is not an object with a name")
+        if not isinstance(tool.get("inputSchema"), dict | None):
+            raise McpError(f"the inputSchema of its tool {tool['name']!r} is not an object")
+    return tools or []
 
 
 def _answer(message: Message) -> Message | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentloop.errors import ToolError, UserError, nearest
 from agentloop.tools.base import Tool, ToolContext, ToolResult
-from agentloop.tools.mcp.content import as_content
+from agentloop.tools.mcp.content import content_of
 from agentloop.tools.mcp.http import HttpTransport
 from agentloop.tools.mcp.protocol import Client, McpError, Transport
 from agentloop.tools.mcp.stdio import StdioTransport
@@ -46,6 +46,11 @@ class McpServer:
         if (command is None) == (url is None):
             raise UserError("Set either command or url of an MCP server, and not both.")
         self._command = shlex.split(command) if isinstance(command, str) else list(command or ())
+        if url is None and not self._command:
+            raise UserError("The command of an MCP server is empty: set the command line that starts it.")
+        for header, value in (headers or {}).items():
+            if not f"{header}{value}".isascii():  # the value may be a secret
+                raise UserError(f"The header {header!r} of an MCP server has characters outside ASCII: remove them.")
         self._url = url
         self._env, self._folder, self._headers = dict(env or {}), folder, dict(headers or {})
         self._include = include
@@ -66,7 +71,7 @@ class McpServer:
         except (McpError, TimeoutError) as error:
             reason = str(error) or f"no answer in {self.timeout:g} s"
             raise UserError(f"The MCP server {self.name} is not usable: {reason}.") from error
-        known = {str(tool.get("name")): tool for tool in listed}
+        known = {tool["name"]: tool for tool in listed}
         tasks_only = [name for name, tool in known.items() if _requires_task(tool)]
         for name in tasks_only:
             if name in (self._include or ()):
@@ -92,26 +97,37 @@ class McpServer:
             finally:
                 await client.close()
 
-    async def acquire(self, trajectory_id: str) -> Client:
-        """Return the session that the tools of a trajectory share. Raises `ToolError`."""
-        shared = self._open.setdefault(self._key(trajectory_id), _Shared())
-        shared.users += 1
+    async def acquire(self, trajectory_id: str) -> None:
+        """Open the session that the tools of a trajectory share, until `release`. Raises `ToolError`."""
+        self._open.setdefault(self._key(trajectory_id), _Shared()).users += 1
         try:
-            async with shared.lock:
-                if shared.client is None:
-                    client = Client(self._transport())
-                    try:
-                        await client.open()
-                    except BaseException:
-                        await client.close()
-                        raise
-                    shared.client = client
-                return shared.client
-        except BaseException as error:
+            await self.session(trajectory_id)
+        except BaseException:
             await self.release(trajectory_id)
-            if isinstance(error, McpError):
-                raise ToolError(f"The tool server is not usable: {error}.") from error
             raise
+
+    async def session(self, trajectory_id: str) -> Client:
+        """Return the session of a trajectory that acquired it. Raises `ToolError`.
+
+        If all trajectories share a session, a new one replaces it after the server has ended it. A trajectory's own
+        session is not replaced, because its state is gone.
+        """
+        shared = self._open[self._key(trajectory_id)]
+        async with shared.lock:
+            if shared.client is not None and shared.client.is_lost and not self.stateful:
+                lost, shared.client = shared.client, None
+                await lost.close()
+            if shared.client is None:
+                client = Client(self._transport())
+                try:
+                    await client.open()
+                except BaseException as error:
+                    await client.close()
+                    if isinstance(error, McpError):
+                        raise ToolError(f"The tool server is not usable: {error}.") from error
+                    raise
+                shared.client = client
+            return shared.client
 
     async def release(self, trajectory_id: str) -> None:
         """Release the session. The last user closes it."""
@@ -146,10 +162,14 @@ class McpTool(Tool):
 
     def __init__(self, server: McpServer, listed: Mapping[str, Any], prefix: str) -> None:
         self._server = server
-        self._remote_name = str(listed["name"])
+        self._remote_name = listed["name"]
         self.name = prefix + self._remote_name
         self.description = str(listed.get("description") or listed.get("title") or "")
-        self.arguments = SchemaArguments(listed.get("inputSchema") or {}, what=f"the tool {self.name!r}")
+        self.arguments = SchemaArguments(
+            listed.get("inputSchema") or {},
+            what=f"the tool {self._remote_name!r} of the MCP server {server.name}",
+            fix="Correct the server, or leave the tool out: name the others in its option include.",
+        )
         self.timeout = server.timeout
         self._holds = False
 
@@ -168,19 +188,19 @@ class McpTool(Tool):
             self._holds = False
             await self._server.release("")
 
-    async def open(self, ctx: ToolContext) -> Client:
-        return await self._server.acquire(ctx.trajectory_id)
+    async def open(self, ctx: ToolContext) -> None:
+        await self._server.acquire(ctx.trajectory_id)
 
     async def close(self, ctx: ToolContext) -> None:
         await self._server.release(ctx.trajectory_id)
 
     async def call(self, ctx: ToolContext, /, **arguments: Any) -> ToolResult:  # type: ignore[override]
-        client: Client = ctx.state
+        client = await self._server.session(ctx.trajectory_id)
         try:
             result = await client.call_tool(self._remote_name, arguments)
         except McpError as error:
             raise ToolError(f"The tool server failed: {error}.") from error
-        return ToolResult(as_content(result.get("content", ())), is_error=bool(result.get("isError")))
+        return ToolResult(content_of(result), is_error=bool(result.get("isError")))
 
 
 def _requires_task(listed: Mapping[str, Any]) -> bool:

@@ -14,6 +14,8 @@ from agentloop.tools.mcp.protocol import McpError, Message
 _LINE_BYTES = 64 << 20
 _STDERR_BYTES = 2000
 _END_SECONDS = 2.0
+_EXIT_SECONDS = 1.0
+"""Maximum seconds between the end of a server's output and its exit, and between that and the end of stderr."""
 _KEPT_ENVIRONMENT = ("HOME", "LANG", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 """Variables that a server inherits. Others may be secrets, and the option `env` must name them."""
 
@@ -29,6 +31,9 @@ class StdioTransport:
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stderr = b""
+        self._problem = ""
+        """Why the session has ended although the server has not exited."""
+        self.is_lost = False
         self._on_request: Callable[[Message], Message | None] = lambda message: None
 
     async def open(self) -> None:
@@ -45,6 +50,8 @@ class StdioTransport:
                 start_new_session=True,  # so that close() can kill its children too
             )
         except OSError as error:
+            if self._folder is not None and error.filename == self._folder:
+                raise McpError(f"its folder {self._folder} cannot be used: {error.strerror}") from error
             raise McpError(f"{self._command[0]} cannot be started: {error.strerror}") from error
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._read_errors())]
 
@@ -69,6 +76,7 @@ class StdioTransport:
             self._write(message)
             await self._process.stdin.drain()
         except (BrokenPipeError, ConnectionResetError) as error:
+            self.is_lost = True
             await self._last_words()
             raise self._ended() from error
 
@@ -76,27 +84,26 @@ class StdioTransport:
         """Do nothing: messages on stdio do not carry the version."""
 
     def _write(self, message: Message) -> None:
-        """Write a message. Raises `BrokenPipeError` if the server has exited."""
+        """Write a message. Raises `BrokenPipeError` if the session has ended."""
         assert self._process is not None
         assert self._process.stdin is not None
-        if self._process.returncode is not None or self._process.stdin.is_closing():
+        if self.is_lost or self._process.returncode is not None or self._process.stdin.is_closing():
             raise BrokenPipeError
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
     async def _read(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        problem: McpError | None = None
         try:
             async for line in self._process.stdout:
                 self._receive(line)
         except ValueError:
-            problem = McpError(f"the server wrote a line of more than {_LINE_BYTES >> 20} MiB")
-        await self._process.wait()
+            self._problem = f"the server {self._command[0]} wrote a line of more than {_LINE_BYTES >> 20} MiB"
+        self.is_lost = True
         await self._last_words()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(problem or self._ended())
+                future.set_exception(self._ended())
 
     def _receive(self, line: bytes) -> None:
         try:
@@ -122,10 +129,21 @@ class StdioTransport:
             self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
 
     async def _last_words(self) -> None:
-        """Wait until the end of stderr is read."""
-        await asyncio.wait(self._tasks[1:], timeout=1.0)
+        """Wait until the server has exited and the end of stderr is read, unless it keeps running."""
+        assert self._process is not None
+        if self._problem:
+            return
+        try:
+            async with asyncio.timeout(_EXIT_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._problem = f"the server {self._command[0]} closed its input or output"
+            return
+        await asyncio.wait(self._tasks[1:], timeout=_EXIT_SECONDS)
 
     def _ended(self) -> McpError:
+        if self._problem:
+            return McpError(self._problem)
         last = self._stderr.decode(errors="replace").strip().rpartition("\n")[2].rstrip(".")
         return McpError(f"the server {self._command[0]} exited" + (f": {last}" if last else ""))
 

@@ -7,6 +7,7 @@ import json
 import re
 import sqlite3
 import threading
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,8 @@ from urllib.parse import quote
 
 from agentloop.errors import ToolError, UserError
 from agentloop.process.atomic import atomic_file
-from agentloop.tools.search.passages import Passage, passage_of, valid
+from agentloop.tools.search.passages import Passage, passage_of
+from agentloop.types.messages import valid_text
 
 FORMAT = "agentloop search index 1"
 MAX_TERMS = 16
@@ -22,7 +24,8 @@ MAX_TERMS = 16
 MAX_QUERY_CHARS = 10_000
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".markdown", ".rst")
 """Suffixes, in any case, of the files of a folder that are read as text."""
-_TERM = re.compile(r"\w+")
+_TERM = re.compile(r"[^\W_]+")
+"""A word as FTS5 cuts it: its tokenizer also separates words at underscores."""
 _BATCH = 10_000
 _TOKENIZER = "unicode61 remove_diacritics 2"
 
@@ -49,7 +52,8 @@ def build(corpus: Iterable[Passage], path: str | Path, on_progress: Callable[[in
         count = 0
         for batch in _batches(corpus):
             rows = [
-                (count + i, valid(p.id) or str(count + i), valid(p.title), valid(p.text)) for i, p in enumerate(batch)
+                (count + i, valid_text(p.id) or str(count + i), valid_text(p.title), valid_text(p.text))
+                for i, p in enumerate(batch)
             ]
             connection.execute("BEGIN")
             connection.executemany("INSERT INTO passages VALUES (?, ?, ?, ?)", rows)
@@ -145,7 +149,10 @@ class LocalIndex:
 
     def _search(self, query: str, topk: int) -> list[Passage]:
         connection = self._connection()
-        terms = self._rarest(connection, dict.fromkeys(_TERM.findall(query[:MAX_QUERY_CHARS].lower())))
+        # As one character each, because a pattern of words splits a letter from an accent that follows it.
+        words = _TERM.findall(unicodedata.normalize("NFC", query[:MAX_QUERY_CHARS]))
+        # FTS5 folds the case itself, and not like Python: `lower` makes two characters of the Turkish İ.
+        terms = self._rarest(connection, {word.lower(): word for word in words}.values())
         if not terms:
             return []
         # Quotes turn a term into plain text without operators.
@@ -163,7 +170,7 @@ class LocalIndex:
         counts = {}
         for term in terms:
             # The tokenizer also folds accents. Keep such terms: only the search itself can look them up.
-            row = connection.execute("SELECT doc FROM terms WHERE term = ?", (term,)).fetchone()
+            row = connection.execute("SELECT doc FROM terms WHERE term = ?", (term.lower(),)).fetchone()
             if row is not None or not term.isascii():
                 counts[term] = row[0] if row else 0
         return sorted(counts, key=counts.__getitem__)[:MAX_TERMS]

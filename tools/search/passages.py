@@ -40,28 +40,29 @@ class Retriever(Protocol):
 def passage_of(document: dict[str, Any], score: float = math.nan) -> Passage:
     r"""Parse a line of a corpus or a server's answer: `contents` ("title\ntext"), or `title` and `text`.
 
-    Raises `ValueError` if it has neither.
+    `contents` of a single line have no title. Raises `ValueError` for a document of another form.
     """
     identifier = str(document.get("id", document.get("_id", "")))
     if isinstance(contents := document.get("contents"), str):
-        title, _, rest = contents.partition("\n")
+        title, separator, rest = contents.partition("\n")
+        if not separator:
+            return Passage(identifier, "", contents.strip(), score)
         return Passage(identifier, title.strip().strip('"'), rest.strip(), score)
     if isinstance(text := document.get("text"), str):
         return Passage(identifier, str(document.get("title") or ""), text, score)
     raise ValueError("a document needs `contents`, or `title` and `text`, as strings")
 
 
-def valid(text: str) -> str:
-    """Replace lone surrogates, which JSON may contain and no index accepts."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def as_text(passages: Sequence[Passage], *, max_chars: int) -> str:
-    """Format passages in the wording of Search-R1, with at most `max_chars` characters of each text."""
+    """Format passages in the wording of Search-R1, with at most `max_chars` characters of each title and each text."""
     if not passages:
         return "Nothing was found."
     lines = []
     for number, passage in enumerate(passages, 1):
-        text = passage.text if len(passage.text) <= max_chars else passage.text[: max_chars - 3] + "..."
-        lines.append(f"Doc {number}(Title: {passage.title}) {text}")
+        title, text = _cut(passage.title, max_chars), _cut(passage.text, max_chars)
+        lines.append(f"Doc {number}(Title: {title}) {text}")
     return "\n".join(lines)
+
+
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - 3] + "..."

@@ -16,7 +16,8 @@ from typing import Any
 from agentloop.errors import ToolError, UserError
 from agentloop.process.atomic import atomic_folder
 from agentloop.tools.search.index import MAX_QUERY_CHARS, MAX_TERMS
-from agentloop.tools.search.passages import Passage, valid
+from agentloop.tools.search.passages import Passage
+from agentloop.types.messages import valid_text
 
 FORMAT = "agentloop tantivy index 1"
 _ABOUT = "agentloop.txt"
@@ -97,7 +98,7 @@ class TantivyIndex:
 
     def _search(self, query: str, topk: int) -> list[Passage]:
         tantivy = _tantivy()
-        asked = dict.fromkeys(_words().analyze(valid(query[:MAX_QUERY_CHARS])))
+        asked = dict.fromkeys(_words().analyze(valid_text(query[:MAX_QUERY_CHARS])))
         counts = {term: self._searcher.doc_freq("words", term) for term in asked}
         rarest = sorted((term for term in counts if counts[term]), key=counts.__getitem__)[:MAX_TERMS]
         if not rarest:
@@ -131,7 +132,7 @@ def _schema() -> Any:
 
 
 def _document(passage: Passage, number: int) -> Any:
-    document = _tantivy().Document(words=valid(f"{passage.title}\n{passage.text}"))
+    document = _tantivy().Document(words=valid_text(f"{passage.title}\n{passage.text}"))
     document.add_bytes("passage", json.dumps([passage.id or str(number), passage.title, passage.text]).encode())
     return document
 

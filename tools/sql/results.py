@@ -39,13 +39,17 @@ def as_text(result: QueryResult, *, max_chars: int = 4000, max_cell_chars: int =
     lines = [" | ".join(_cell(name, max_cell_chars) for name in result.columns)]
     length = len(lines[0])
     shown = 0
+    was_cut = False
     for row in result.rows:
         line = " | ".join(_cell(value, max_cell_chars) for value in row)
         length += len(line) + 1
         if length > max_chars and shown:
             break
-        lines.append(line[:max_chars])
+        was_cut = len(line) > max_chars
+        lines.append(line[: max_chars - 3] + "..." if was_cut else line)
         shown += 1
+    if was_cut:
+        lines.append(f"(the row above has more than {max_chars} characters and was cut)")
     if shown < len(result.rows) or result.truncated:
         more = "more than " if result.truncated else ""
         lines.append(f"({shown} of {more}{len(result.rows)} rows shown)")

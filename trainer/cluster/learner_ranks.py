@@ -284,7 +284,7 @@ class LearnerRanks:
         if self._own_reservation is not None:
             self._own_reservation.release()
         if self._owns_ray:
-            session.require_ray().shutdown()
+            session.shutdown()
 
 
 def num_nodes(config: LearnerConfig, device: str) -> int:

@@ -6,9 +6,13 @@ import importlib
 import logging
 import math
 import os
+import shutil
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from agentloop.config.workers import WorkersConfig
@@ -27,6 +31,10 @@ _OF_OUR_HEAD = {
     "RAY_prestart_worker_first_driver": "0",
 }
 _CONNECT_SECONDS = 5.0
+_ATTEMPTS = 10
+"""Number of attempts to remove a folder in which processes of Ray may still write their last lines."""
+_ended: list[Path] = []
+"""Session folders of each Ray that this process has started and ended."""
 WORKERS_A_CORE = 4
 """Largest number of workers per core of this machine, if the run starts Ray."""
 
@@ -79,7 +87,7 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int
         check_workers_fit(config, gpus, reserved, on_nodes)
     except UserError:
         if is_ours:
-            ray.shutdown()
+            shutdown()
         raise
     return is_ours
 
@@ -108,6 +116,40 @@ def connect_learner(ranks: int, on_nodes: int) -> bool:
             f"cluster. {error}"
         ) from error
     return True
+
+
+def shutdown(*, keep_logs: bool = False) -> None:
+    """Leave Ray, which ends if this process started it. With `keep_logs`, `removing_sessions` keeps its folder."""
+    ray = require_ray()
+    node = ray.worker._global_node
+    if node is not None and node.is_head() and not keep_logs:
+        _ended.append(Path(node.get_session_dir_path()))
+    ray.shutdown()
+
+
+@contextmanager
+def removing_sessions() -> Iterator[None]:
+    """Remove the session folders of each Ray that this process starts and ends meanwhile, unless an error is raised.
+
+    Ray itself never removes them, and each has megabytes of logs.
+    """
+    _ended.clear()
+    yield
+    while _ended:
+        _remove(_ended.pop())
+
+
+def _remove(session: Path) -> None:
+    latest = session.parent / "session_latest"
+    # Ray would not replace a link to a folder that is gone.
+    if latest.is_symlink() and os.readlink(latest) == str(session):
+        latest.unlink(missing_ok=True)
+    for _ in range(_ATTEMPTS):
+        shutil.rmtree(session, ignore_errors=True)
+        if not session.exists():
+            return
+        time.sleep(0.1)
+    _log.warning("The folder %s of Ray, which has ended, cannot be removed: remove it by hand.", session)
 
 
 def log_folder() -> str:
@@ -224,13 +266,18 @@ def _log_deaths() -> None:
     worker.print_to_stdstream = log
 
 
-def _join(ray: Any, address: str, options: dict[str, Any]) -> None:
+def check_address(address: str) -> None:
+    """Raise `UserError` for an address that cannot be joined, or does not respond. `auto` is not looked for."""
     if "://" in address:
         raise UserError(
             f"workers.address is {address!r}: start the run on a node of the cluster, with workers.address=auto."
         )
     if address != "auto":
         _check_reachable(address)
+
+
+def _join(ray: Any, address: str, options: dict[str, Any]) -> None:
+    check_address(address)
     try:
         ray.init(address=address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:

@@ -61,38 +61,59 @@ class Examples:
         def of(rows: list[Row]) -> Examples:
             return cls(rows, renderer, max_tokens, pairs, config.trained_turns == "last")
 
-        return of(train), of(held_out) if held_out else None
+        examples = of(train), of(held_out) if held_out else None
+        for key, found in zip(("data.train", "data.eval"), examples, strict=True):
+            if found is not None:
+                found.check(key)
+        return examples
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, indices: Sequence[int]) -> TrainBatch:
-        """Return the batch of some rows, without rows that are too long or have nothing to train.
+    def check(self, key: str) -> None:
+        """Raise `UserError`, which names the `key` of the dataset, if none of its rows can be trained."""
+        dropped: Counter[str] = Counter()
+        shortest = None
+        for index in range(len(self)):
+            trajectories = self.trajectories(index)
+            reason = self._reason_to_drop(trajectories)
+            if reason is None:
+                return
+            dropped[reason] += 1
+            if reason == TOO_LONG:
+                length = max(map(len, trajectories))
+                shortest = length if shortest is None else min(shortest, length)
+        what = "pairs" if self.pairs else "conversations"
+        fix = (
+            "Each needs an answer of the assistant that has text and no `weight: 0`."
+            if shortest is None
+            else f"The shortest that is too long has {shortest} tokens, but {self.max_tokens} are allowed. Raise "
+            "data.max_tokens, and learner.token_budget to at least as much, or train a model with a longer context."
+        )
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        raise UserError(f"None of the {len(self)} {what} of {key} can be trained: {counts}. {fix}")
 
-        The two answers of a pair share `Sample.episode`; the better answer has advantage 1, the worse -1. Raises
-        `UserError` if no row is left.
+    def batch(self, indices: Sequence[int]) -> TrainBatch:
+        """Return the batch of some rows, without rows that are too long or have nothing to train. It may be empty.
+
+        The two answers of a pair share `Sample.episode`; the better answer has advantage 1, the worse -1.
         """
         samples: list[Sample] = []
         dropped: Counter[str] = Counter()
-        longest = 0
         for number, index in enumerate(indices):
             trajectories = self.trajectories(index)
-            longest = max(longest, *map(len, trajectories))
-            if max(map(len, trajectories)) > self.max_tokens:
-                dropped[TOO_LONG] += 1
-            elif not all(trajectory.num_sampled for trajectory in trajectories):
-                dropped[NO_SAMPLED_TOKENS] += 1
-            else:
-                for advantage, trajectory in zip((1.0, -1.0), trajectories, strict=False):
-                    samples.append(Sample.from_trajectory(trajectory, advantage, episode=number))
-        if not samples:
-            raise UserError(
-                f"None of the {len(indices)} conversations of a batch can be trained: "
-                f"{', '.join(f'{count} {reason}' for reason, count in dropped.items())}. The longest has {longest} "
-                f"tokens, and data.max_tokens (or the context of the model and learner.token_budget) allows "
-                f"{self.max_tokens}."
-            )
+            if (reason := self._reason_to_drop(trajectories)) is not None:
+                dropped[reason] += 1
+                continue
+            for advantage, trajectory in zip((1.0, -1.0), trajectories, strict=False):
+                samples.append(Sample.from_trajectory(trajectory, advantage, episode=number))
         return TrainBatch(samples, dict(dropped))
+
+    def _reason_to_drop(self, trajectories: Sequence[Trajectory]) -> str | None:
+        """Return why a row cannot be trained; None if it can."""
+        if max(map(len, trajectories)) > self.max_tokens:
+            return TOO_LONG
+        return None if all(trajectory.num_sampled for trajectory in trajectories) else NO_SAMPLED_TOKENS
 
     def trajectories(self, index: int) -> list[Trajectory]:
         """Return the token streams of a row: one, or the better and the worse answer of a pair. Raises `UserError`."""

@@ -28,8 +28,6 @@ def rehearse_fine_tuning(run: FineTuning, folder: Path) -> tuple[dict[str, str],
     lengths = np.array([len(stream) for stream in streams])
     trained = np.array([stream.num_sampled for stream in streams])
     held_out = 0 if run.held_out is None else len(run.held_out)
-    if run.held_out is not None:
-        run.held_out.trajectories(0)
     lines = {
         "folder": str(folder),
         **resumption,

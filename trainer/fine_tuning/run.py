@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -76,21 +77,27 @@ class FineTuningRun(StepLoop):
         self.timer.step = self.version + 1
         seed_everything(self.config.run.seed, self.timer.step)
         await self._to_learner()
-        indices = self.sampler.take(self.config.batch_size)
-        if self.version == 0:
-            shown = [stream for index in indices[:_SHOWN] for stream in self.train.trajectories(index)]
-            await FILES.run(self.folder.write_trajectories, f"step_{self.timer.step:06d}", shown)
         with self.timer.stage(Stage.TRAIN):
-            batch, learned = await LEARNER.run(self._learn, indices)
+            batch, indices = await LEARNER.run(self._next_batch)
+            if self.version == 0:
+                shown = [stream for index in indices[:_SHOWN] for stream in self.train.trajectories(index)]
+                await FILES.run(self.folder.write_trajectories, f"step_{self.timer.step:06d}", shown)
+            learned = await LEARNER.run(self.learner.step, batch)
         self.version += 1
         self._state = self._state_now()
         metrics: dict[str, float] = {"step": self.version, "epoch": self.sampler.epoch}
         metrics |= {f"batch/{reason}": float(count) for reason, count in sorted(batch.dropped.items())}
         return metrics | learner_metrics(learned)
 
-    def _learn(self, indices: Sequence[int]) -> tuple[TrainBatch, dict[str, float]]:
-        batch = self.train.batch(indices)
-        return batch, self.learner.step(batch)
+    def _next_batch(self) -> tuple[TrainBatch, list[int]]:
+        """Return the next batch and its rows. Rows of which none can be trained are skipped, and count as dropped."""
+        dropped: Counter[str] = Counter()
+        while True:  # Examples.load has found a row that can be trained
+            indices = self.sampler.take(self.config.batch_size)
+            batch = self.train.batch(indices)
+            dropped.update(batch.dropped)
+            if len(batch):
+                return replace(batch, dropped=dict(dropped)), indices
 
     async def _evaluate(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
@@ -108,6 +115,8 @@ class FineTuningRun(StepLoop):
         ratios: list[NDArray[np.float64]] = []
         for start in range(0, len(examples), self.config.batch_size):
             samples = examples.batch(range(start, min(start + self.config.batch_size, len(examples)))).samples
+            if not samples:
+                continue
             scores += (found := self.learner.logprobs(samples))
             if examples.pairs:
                 ratios.append(log_ratios(found, self.learner.reference_logprobs(samples)))

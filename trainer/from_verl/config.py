@@ -43,26 +43,37 @@ class VerlConfig:
             try:
                 value = OmegaConf.select(self.values, key)
             except OmegaConfBaseException as error:
-                raise UserError(f"Cannot resolve verl's {key}: {' '.join(str(error).split())}.") from error
+                # OmegaConf's lines after the first name its own types.
+                reason = str(error).partition("\n")[0].rpartition("while resolving interpolation: ")[2].strip("'\"")
+                raise UserError(
+                    f"Cannot resolve verl's {key}: {reason}. Set what it refers to, or add {key}=VALUE to this command."
+                ) from error
             if value is not None:
                 is_node = isinstance(value, DictConfig | ListConfig)
                 return OmegaConf.to_container(value, resolve=True) if is_node else value
-        return default
+        return self._in_place_of_null(keys, default)
 
     def number(self, *keys: str, default: Any = None) -> Any:
         """Return the value of `get` as a number, which may be quoted; 'null' and 'none' give the default."""
         value = self.get(*keys, default=default)
-        if not isinstance(value, str):
+        if value is None or isinstance(value, int | float):
             return value
-        if value.strip().lower() in ("none", "null"):
-            return default
+        text = str(value).strip()
+        if text.lower() in ("none", "null"):
+            return self._in_place_of_null(keys, default)
         try:
-            return int(value) if value.strip().lstrip("+-").isdigit() else float(value)
+            return int(text) if text.lstrip("+-").isdigit() else float(text)
         except ValueError:
             raise UserError(
                 f"verl's {keys[0]} is {value!r}, which is not a number. If a script takes it from a variable, set the "
                 f"variable. If it takes it from a program, which is not run here, add {keys[0]}=... to this command."
             ) from None
+
+    def _in_place_of_null(self, keys: tuple[str, ...], default: Any) -> Any:
+        for key in keys:
+            if default and key in self.set_keys:
+                self.note(f"{key} has no value, and counts as {default} here.")
+        return default
 
     def is_set(self, key: str) -> bool:
         """Return whether the user set `key`, a key below it, or one above it."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop.errors import UserError
-from agentloop.trainer.from_verl.shell.running import Record, follow
+from agentloop.trainer.from_verl.shell.running import Record, follow, short
 
 _SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "reward", "reward_model", "trainer")
 """Sections of verl's config; a command that sets a key in one of them starts verl."""
@@ -31,6 +32,8 @@ class Launch:
     config_path: str | None = None
     config_name: str | None = None
     """Hydra options with these names; None: the configs of the module."""
+    others: tuple[str, ...] = ()
+    """Words after the module that are none of these."""
 
 
 def launches(commands: Sequence[Sequence[str]]) -> list[Launch]:
@@ -41,35 +44,71 @@ def launches(commands: Sequence[Sequence[str]]) -> list[Launch]:
 def launch_of(command: Sequence[str]) -> Launch | None:
     """Read a command with any launcher (ray job submit, torchrun, uv run, srun); None if it does not start verl."""
     words = list(command)
-    # In `srun bash -c "python ..."` one word is a whole command.
     for word in words:
-        if "actor_rollout_ref." in word and re.match(r"\S+\s+\S", word) and " -m " in f" {word}":
-            return launch_of(word.split())
-    overrides = [word for word in words if _is_override(word)]
-    if not any(re.split(r"[.=]", word.lstrip("+~"))[0] in _SECTIONS for word in overrides):
+        if "actor_rollout_ref." in word and len(word.split()) > 1 and " -m " in f" {word}":
+            return next(iter(launches(list(_inner_commands(word)))), None)
+    if not any(_sets_verl(word) for word in words):
         return None
-    options = dict(_options(words))
-    return Launch(_module(words), tuple(overrides), options.get("path"), options.get("name"))
+    module, begin = _program(words)
+    overrides: list[str] = []
+    others: list[str] = []
+    options: dict[str, str] = {}
+    arguments = iter(words[begin:])
+    for word in arguments:
+        if option := _OPTION.fullmatch(word):
+            name = {"p": "path", "n": "name"}.get(option[1], option[1])
+            options[name] = option[2] if option[2] is not None else next(arguments, "")
+        elif _is_override(word):
+            overrides.append(word)
+        elif word.strip("\\ \t\r"):  # else it is of an unset "$VARIABLE", or of a "\ " at the end of a line
+            others.append(word)
+    return Launch(module, tuple(overrides), options.get("path"), options.get("name"), tuple(others))
+
+
+_OPTION = re.compile(r"(?:--config-|-c)(p|path|n|name)(?:=(.*))?", re.DOTALL)
+"""Hydra's --config-path and --config-name, in all spellings."""
 
 
 def _is_override(word: str) -> bool:
-    return re.match(r"(\+\+?)?[\w@/.]+=|~[\w@/.]+", word) is not None
+    return re.match(r"(\+\+?)?\w[\w@/.:-]*=|~[\w@/.]+", word) is not None
 
 
-def _module(words: Sequence[str]) -> str:
-    for place, word in enumerate(words[:-1]):
-        if word == "-m":
-            return words[place + 1]
-    files = (word for word in words if word.endswith(".py") and not _is_override(word))
-    return next(files, "verl.trainer.main_ppo")
+def _sets_verl(word: str) -> bool:
+    return _is_override(word) and _names_verl(word)
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield Hydra's --config-path and --config-name, in all spellings."""
-    for place, word in enumerate(words):
-        if found := re.fullmatch(r"(?:--config-|-c)(p|path|n|name)(?:=(.*))?", word, re.DOTALL):
-            value = found[2] if found[2] is not None else "".join(words[place + 1 : place + 2])
-            yield {"p": "path", "n": "name"}.get(found[1], found[1]), value
+def _names_verl(word: str) -> bool:
+    return re.split(r"[.=]", word.lstrip("+~"))[0] in _SECTIONS
+
+
+def _inner_commands(line: str) -> Iterator[list[str]]:
+    """Split one word that is a command line, as in `srun bash -c "cd verl; python ..."`, into commands."""
+    lexer = shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=";&|<>\n")
+    lexer.whitespace, lexer.whitespace_split = " \t\r", True
+    words: list[str] = []
+    try:
+        for word in lexer:
+            if set(word) <= set(";&|<>\n"):
+                if word[0] in "<>" and words and words[-1].isdecimal():  # the 2 of 2>&1
+                    words.pop()
+                yield words
+                words = []
+            else:
+                words.append(word)
+    except ValueError:  # a quote is missing
+        yield line.split()
+    yield words
+
+
+def _program(words: Sequence[str]) -> tuple[str, int]:
+    """Return the module or file that Python runs, and the place of its first argument."""
+    first = next(place for place, word in enumerate(words) if _sets_verl(word))
+    for place in range(first - 1, -1, -1):
+        word = words[place]
+        if not _is_override(word) and (word.endswith(".py") or words[place - 1 : place] == ["-m"]):
+            return word, place + 1
+    begin = next(place for place, word in enumerate(words) if _names_verl(word))
+    return "verl.trainer.main_ppo", 0 if _is_override(words[0]) else begin
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,14 +132,37 @@ def read_script(script: Path, arguments: Sequence[str], variables: Mapping[str, 
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The script {script} cannot be read: {error}. Check its path.") from error
     record = follow(text, str(script), arguments, variables)
-    found = tuple(launches(record.commands))
-    notes = [*record.notes, *_unknown(found[:1], launches(record.marked)[:1], record)]
+    found, marked = (launches(_programs(commands)) for commands in (record.commands, record.marked))
+    notes = [*record.notes, *_unknown(found[:1], marked[:1], record), *_lost(record.commands)]
+    notes += _depending(found[0], record) if found else ()
+    if found and not marked:  # it ended in another branch, or took too long on a busy machine
+        notes.append(
+            "The script was not followed to this command a second time, with marks for unknown values: check every "
+            "setting that uses a program or an unset variable."
+        )
+    if any(command[0] == "xargs" and launch_of(command) for command in record.commands):
+        notes.append("The script passes words to verl through xargs, which are not read: add them to this command.")
     notes += [
         f"The script reads {name}, which your environment sets but --env does not pass. Add --env {name} if "
         "the run needs it."
         for name in sorted((_read_first(text) & set(os.environ)) - set(variables) - _COMMON)
     ]
-    return Script(found, record.complaint, tuple(dict.fromkeys(notes)))
+    return Script(tuple(found), record.complaint, tuple(dict.fromkeys(notes)))
+
+
+def _programs(commands: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    return [command for command in commands if not _is_override(command[0])]
+
+
+def _lost(commands: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield a note for settings of a script that are not part of a command."""
+    words = [word for command in commands if _is_override(command[0]) for word in command]
+    lost = [word.partition("=")[0] for word in words if _is_override(word)]
+    if lost:
+        yield (
+            f"{_some(lost)}: these lines of the script belong to no command, because the line before ends it, with a "
+            "comment, or with something after its \\. They reach neither verl nor this file."
+        )
 
 
 def _unknown(known: Sequence[Launch], marked: Sequence[Launch], record: Record) -> Iterator[str]:
@@ -114,6 +176,38 @@ def _unknown(known: Sequence[Launch], marked: Sequence[Launch], record: Record) 
                     yield f"{key} is empty in place of {description}."
                 elif not description.startswith("$"):
                     yield f"{key} depends on {description}."
+
+
+def _depending(launch: Launch, record: Record) -> Iterator[str]:
+    """Yield a note if settings are others when programs print something, or when they fail."""
+    values = _values(launch)
+    keys: list[str] = []
+    for commands in record.variants:
+        for variant in launches(_programs(commands))[:1]:
+            others = {key: value for key, value in _values(variant).items() if not record.unknowns(value)}
+            marked = _values(variant).keys() - others.keys()
+            keys += [key for key in values | others if key not in marked and values.get(key) != others.get(key)]
+    started = [words for words in _programs(record.variants[0]) if launch_of(words) is None]
+    programs = [record.plain(short(words)) for words in started if words[0] not in _SILENT]
+    if keys and programs:
+        yield (
+            f"{_some(keys)} would be set otherwise if programs printed something or failed. They do not run here, and "
+            f"count as successful without output: check {_some(programs)}."
+        )
+
+
+_SILENT = {"mkdir", "rm", "cp", "mv", "ln", "touch", "chmod", "pkill"}
+"""Programs that prelude.sh lets succeed without output in every run."""
+
+
+def _values(launch: Launch) -> dict[str, str]:
+    return {(parts := each.partition("="))[0].lstrip("+"): parts[2] for each in launch.overrides}
+
+
+def _some(texts: Sequence[str]) -> str:
+    """Return the first of different texts."""
+    different = list(dict.fromkeys(texts))
+    return ", ".join(different[:5]) + (f" and {len(different) - 5} more" if len(different) > 5 else "")
 
 
 _COMMON = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from agentloop.errors import UserError
 from agentloop.trainer.from_verl.config import VerlConfig
@@ -78,6 +78,11 @@ def _launched(launch: Launch, folders: Sequence[Path]) -> VerlConfig:
     """Merge the defaults, the named config, which is looked up in `folders`, and the overrides."""
     if any(part in launch.module for part in _OWN_TRAINERS):
         raise UserError(f"{launch.module} does not train with rewards. Pass a command that starts main_ppo.")
+    if launch.others:
+        raise UserError(
+            f"The command has {', '.join(map(repr, launch.others))}, which verl refuses or this converter does not "
+            "read. Write each setting as one word, key=value, without spaces around =."
+        )
     known = _known()
     module = launch.module.removesuffix(".py").replace("/", ".").lstrip(".")
     engine = next((each.partition("=")[2] for each in launch.overrides if each.startswith("model_engine=")), "")
@@ -142,7 +147,11 @@ def _override(values: DictConfig, texts: Sequence[str]) -> Iterator[str]:
             try:
                 OmegaConf.update(values, override.key, override.value, force_add=True)
             except OmegaConfBaseException as error:
-                raise UserError(f"Cannot set {override.key}: {' '.join(str(error).split())}.") from error
+                # OmegaConf's lines after the first name its own types, and the parser speaks of its own rules.
+                reason, *_ = ["${ without }"] if isinstance(error, GrammarParseError) else str(error).splitlines()
+                raise UserError(
+                    f"{override.key}={override.value!r} cannot be set: {reason}. Correct it in the command."
+                ) from error
         yield override.key
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from agentloop import engines
 from agentloop.engines.base import SamplingParams
 from agentloop.episodes.setup import RolloutSetup, Row
-from agentloop.errors import FailureKind, UserError
+from agentloop.errors import FailureKind, UserError, with_fix
 from agentloop.rendering.template_renderer import TemplateRenderer
 from agentloop.trainer.rehearsal.calls import sample_turn
 from agentloop.trainer.workers.local import LocalWorkers
@@ -98,21 +98,16 @@ def _first_of_each_kind(rows: Sequence[Row]) -> Iterator[int]:
 
 def _check(trajectory: Trajectory, setup: RolloutSetup, row: Row) -> None:
     """Raise `UserError` if the episode failed."""
-    reward, error = setup.config.env.reward, trajectory.error
+    reward, error = setup.config.env.reward, trajectory.error or "it has no reward"
     where = f"A scripted episode on row {row['id']!r}"
     if trajectory.failures.get(FailureKind.JUDGE):
         columns = f"Correct the reward or the rows: this row has the columns {', '.join(sorted(row))}."
-        raise UserError(f"{where} could not be scored by the reward {reward}: {_advised(error, columns)}")
+        raise UserError(f"{where} could not be scored by the reward {reward}: {with_fix(error, columns)}")
     if trajectory.failures.get(FailureKind.ENV):
         factory = setup.config.env.factory
-        raise UserError(f"{where} failed in its environment ({factory}): {_advised(error, 'Correct the environment.')}")
+        raise UserError(f"{where} failed in its environment ({factory}): {with_fix(error, 'Correct the environment.')}")
     if trajectory.error is not None or trajectory.reward is None:
-        raise UserError(f"{where} ended as {trajectory.stop_reason}: {error or 'it has no reward'}. Correct its cause.")
-
-
-def _advised(error: str | None, advice: str) -> str:
-    """Return an error with advice. A whole sentence is the message of a `UserError`, which has its own."""
-    return str(error) if str(error).endswith(".") else f"{error}. {advice}"
+        raise UserError(f"{where} ended as {trajectory.stop_reason}: {with_fix(error, 'Correct its cause.')}")
 
 
 def _report(

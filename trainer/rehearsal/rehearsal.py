@@ -9,6 +9,7 @@ from typing import Any
 from agentloop.config.resolved import with_steps
 from agentloop.config.run import RunConfig
 from agentloop.episodes.setup import RolloutSetup, RunTasks
+from agentloop.trainer.cluster.session import check_address
 from agentloop.trainer.rehearsal.episode import play
 from agentloop.trainer.rehearsal.machine import check_machine
 from agentloop.trainer.rehearsal.prompts import measure
@@ -48,6 +49,12 @@ def rehearse(config: RunConfig, folder: Path, placement: dict[str, str]) -> Rehe
         warnings.append("Not checked: packages and GPUs, because the model is not on this machine.")
     else:
         checked["GPUs"] = check_machine(config)
+    if (address := config.workers.address) is not None and config.placement.gpu is None:
+        check_address(address)
+        if address == "auto":
+            warnings.append("Not checked: the Ray cluster that workers.address=auto looks for on this machine.")
+        else:
+            checked["workers"] = f"{address} responds"
     longest = config.max_tokens(getattr(model.hf_config.get_text_config(), "max_position_embeddings", None))
     if model.note:
         warnings.append(f"Without the model: {model.note}.")

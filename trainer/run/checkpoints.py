@@ -46,6 +46,8 @@ class RunState:
     config: dict[str, Any]
     """The resolved config, with which a resumed run compares its own."""
     queue: QueueState = field(default_factory=QueueState)
+    bias: Mapping[str, Any] = field(default_factory=dict)
+    """Lengths of the episodes so far: the state of `LengthBias`."""
 
 
 class CheckpointWriter:

@@ -1,6 +1,6 @@
 """`RunFolder`: the files that a run writes.
 
-config.yaml                        the resolved config; `agentloop train FOLDER/config.yaml` runs it again
+config.yaml                        the resolved config; `agentloop train FOLDER/config.yaml` resumes the run
 metrics.jsonl                      one line for each step; step 0 is the evaluation before training
 trajectories/step_000001.jsonl.gz, eval_000000.jsonl.gz
 checkpoints/step_000010/           see `agentloop.trainer.run.checkpoints`

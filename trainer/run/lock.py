@@ -1,105 +1,36 @@
-"""A lock on a run folder, so that two runs cannot write to it.
-
-The kernel holds it (flock) and releases it when the process exits or dies, so it is never stale. On file systems
-without such locks the record in the file decides; records of dead processes on this host are ignored.
-"""
+"""The lock on a run folder, so that two runs cannot write to it."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import json
-import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import datetime
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentloop.errors import UserError
-from agentloop.process.owned_folders import is_dead, own_label
+from agentloop.process import file_lock
 
 LOCK = "run.lock"
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""Errors of file systems without locks."""
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> AbstractContextManager[None]:
     """Hold the lock of an existing run folder. Raises `UserError`, which names the holder, if it is locked."""
-    file = folder / LOCK
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        _take(descriptor, file)
-        _write(descriptor, _own_record())
-        try:
-            yield
-        finally:
-            _write(descriptor, {})
-    finally:
-        os.close(descriptor)
+    return file_lock.locked(folder / LOCK, partial(_in_use, folder))
 
 
 def check_free(folder: Path) -> None:
     """Raise `UserError` if another process writes to a run folder."""
     if record := holder(folder):
-        raise _in_use(folder / LOCK, record)
+        raise _in_use(folder, file_lock.described(record))
 
 
 def holder(folder: Path) -> dict[str, Any]:
     """Return the record of the process that writes to a run folder; empty if there is none."""
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY)
-    except FileNotFoundError:
-        return {}
-    try:
-        record = _read(descriptor)
-    finally:
-        os.close(descriptor)
-    return {} if record and _is_gone(record) else record
+    return file_lock.holder(folder / LOCK)
 
 
-def _is_gone(record: dict[str, Any]) -> bool:
-    """Return whether the process of a record is known to be dead; processes on other hosts are not."""
-    return record["host"] == socket.gethostname() and is_dead(record["label"])
-
-
-def _take(descriptor: int, file: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise _in_use(file, _read(descriptor)) from error
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        if (record := _read(descriptor)) and not _is_gone(record):
-            raise _in_use(file, record, f"; if that process is gone, remove {file}") from error
-
-
-def _in_use(file: Path, record: dict[str, Any], advice: str = "") -> UserError:
-    who = "process {pid} on {host}, started {started}".format_map(record) if record else "a process that is starting"
+def _in_use(folder: Path, who: str, advice: str = "") -> UserError:
     return UserError(
-        f"Another run uses the folder {file.parent} ({who}): wait until it ends, stop it, or set run.folder to another "
+        f"Another run uses the folder {folder} ({who}): wait until it ends, stop it, or set run.folder to another "
         f"folder{advice}."
     )
-
-
-def _own_record() -> dict[str, Any]:
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    return {"pid": os.getpid(), "host": socket.gethostname(), "started": now, "label": own_label()}
-
-
-def _read(descriptor: int) -> dict[str, Any]:
-    text = os.pread(descriptor, 4096, 0)
-    try:
-        found = json.loads(text or b"{}")
-    except ValueError:  # it is being written
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _write(descriptor: int, record: dict[str, Any]) -> None:
-    text = json.dumps(record).encode() if record else b""
-    os.pwrite(descriptor, text, 0)
-    os.ftruncate(descriptor, len(text))

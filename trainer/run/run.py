@@ -94,6 +94,7 @@ class Run(StepLoop):
         """Restore a checkpoint, and replay groups that were in flight when it was written."""
         await super().restore(learner_folder, state)
         await self.learner.publish(self.workers, self.version)
+        self.producer.bias.load_state_dict(state.bias)
         self.producer.restore(state.queue, self.version)
         self._state = self._state_now()
 
@@ -272,4 +273,4 @@ class Run(StepLoop):
         await FILES.run(self.folder.write_trajectories, name, kept)
 
     def _state_now(self) -> RunState:
-        return replace(super()._state_now(), queue=self.queue.state())
+        return replace(super()._state_now(), queue=self.queue.state(), bias=self.producer.bias.state_dict())

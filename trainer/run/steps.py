@@ -18,6 +18,7 @@ from agentloop.envs.mixture import MixedSampler
 from agentloop.envs.sampler import TaskSampler
 from agentloop.process.full_disk import naming_full_disk
 from agentloop.process.threads import FILES, LEARNER
+from agentloop.trainer.cluster.session import removing_sessions
 from agentloop.trainer.learner.protocol import Learner
 from agentloop.trainer.run.checkpoints import CheckpointWriter, RunState
 from agentloop.trainer.run.folder import RunFolder
@@ -44,7 +45,7 @@ async def open_training(config: TrainingConfig, folder: Path, observer: Observer
 
     Raises `UserError` if the folder has another run, or if another process uses it.
     """
-    with naming_full_disk(folder):
+    with naming_full_disk(folder), removing_sessions():
         RunFolder(folder).make()
         with locked(folder):
             run_folder, checkpoint = open_run(config, folder)
@@ -125,12 +126,15 @@ class StepLoop(ABC):
         """Run all remaining steps, then write the model."""
         if self.version == 0 and self._evaluates_every:
             await self._log({"step": 0} | await self._evaluate())
+        started = now()
         while self.version < self.settings.steps:
-            started = now()
             metrics = await self._step()
             if self._is_evaluated():
                 metrics |= await self._evaluate()
-            await self._log(metrics, started)
+            # A step begins where the last one ended, so that the steps add up to the time of the run.
+            ended = now()
+            await self._log(metrics | {"time/step": ended - started})
+            started = ended
             await self._save_if_due()
         await self._write_model()
 
@@ -142,10 +146,8 @@ class StepLoop(ABC):
         every = self._evaluates_every
         return bool(every) and (self.version % every == 0 or self.version == self.settings.steps)
 
-    async def _log(self, metrics: dict[str, float], started: float | None = None) -> None:
+    async def _log(self, metrics: dict[str, float]) -> None:
         metrics |= self._take_metrics()
-        if started is not None:
-            metrics["time/step"] = now() - started
         await FILES.run(self._write_metrics, metrics)
         self.observer.on_step(self.version, metrics)
 

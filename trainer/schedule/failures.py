@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agentloop.config.run import RunConfig
-from agentloop.errors import FailureKind, UserError
+from agentloop.errors import FailureKind, UserError, with_fix
 from agentloop.types.requests import Group
 from agentloop.types.trajectory import Trajectory
 
@@ -22,7 +22,7 @@ def check_failures(trajectories: Sequence[Trajectory], config: RunConfig, *, ste
     row = next(trajectory.task.get("id", "?") for trajectory in failed if _cause(trajectory) == cause)
     raise UserError(
         f"Step {step} stopped: {len(failed)} of {len(trajectories)} episodes failed ({counted}). The most frequent "
-        f"cause, {count} times, first on row {row!r}: {cause}. {_advice(kinds, config)} Then resume with "
+        f"cause, {count} times, first on row {row!r}: {with_fix(cause, _advice(kinds, config))} Then resume with "
         f"run.folder={folder}, which has all steps up to {step - 1}."
     )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def queue_metrics(queue: TrajectoryQueue) -> dict[str, float]:
 
 
 class LengthBias:
-    """Compares trained with admitted episodes since the process started, to detect a bias towards short episodes.
+    """Compares trained with admitted episodes since the run started, to detect a bias towards short episodes.
 
     1 means no bias. During a run, long episodes are trained later than short ones that started at the same time; at its
     end a value below 1 is due to dropped episodes. Aborted and running episodes count with the seconds since their
@@ -53,6 +53,16 @@ class LengthBias:
         self._trained = _Sums()
         self._dropped = _Sums()
         self._aborted = _Sums()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums for a checkpoint, as plain data."""
+        return {"trained": asdict(self._trained), "dropped": asdict(self._dropped), "aborted": asdict(self._aborted)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`. The checkpoints of earlier versions have an empty state."""
+        self._trained, self._dropped, self._aborted = (
+            _Sums(**state.get(name, {})) for name in ("trained", "dropped", "aborted")
+        )
 
     def ended(self, trajectories: Iterable[Trajectory], *, is_trained: bool) -> None:
         """Count episodes that left the queue."""

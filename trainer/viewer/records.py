@@ -14,6 +14,7 @@ from agentloop.errors import UserError
 from agentloop.trainer.run.folder import RunFolder, step_of
 from agentloop.trainer.run.lock import holder
 from agentloop.trainer.viewer.metrics_file import MetricsFile
+from agentloop.types.messages import valid_strings
 
 _ROLLOUT = "trajectories.jsonl"
 _FILES_KEPT = 4
@@ -117,9 +118,12 @@ def _kind(name: str) -> str:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Read all complete lines; the last line of a file may still be incomplete."""
+    """Read all complete lines; the last line of a file may still be incomplete.
+
+    Files keep lone surrogates, as in rows of a dataset, and answers to the page cannot contain them.
+    """
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
+        return [valid_strings(json.loads(line)) for line in file if line.endswith("\n")]
 
 
 def _summary(data: dict[str, Any]) -> dict[str, Any]:

@@ -35,8 +35,13 @@ def read_pairs(pairs: list[str], properties: Mapping[str, Any] = MappingProxyTyp
             raise UserError(f"Invalid argument {pair!r}: expected KEY=VALUE.")
         if key in given:
             raise given_twice(key)
-        given[key] = value if properties.get(key, {}).get("type") == "string" else _json_or_text(value)
+        given[key] = value if _is_text(properties.get(key)) else _json_or_text(value)
     return given
+
+
+def _is_text(schema: Any) -> bool:
+    """Return whether the schema of a parameter is that of a string. A schema may also be true or false."""
+    return isinstance(schema, Mapping) and schema.get("type") == "string"
 
 
 def given_twice(key: str) -> UserError:

@@ -70,6 +70,9 @@ def call_tool(
     option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the tool itself; repeat for more.")
     ] = None,
+    tool: Annotated[
+        str | None, typer.Option(help="Name of the tool, if NAME has several, such as an MCP server.")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="Row that the tool sees as ctx.task, as a JSON object.")] = None,
     image: Annotated[list[Path] | None, typer.Option(help="Image file for ctx.images; repeat for more.")] = None,
     show_schema: Annotated[
@@ -77,7 +80,7 @@ def call_tool(
     ] = False,
 ) -> None:
     """Call a tool once and print its result. Exit with 1 if the result is an error."""
-    toolset = Toolset([registry.load(name, **read_pairs(option or []))])
+    toolset = Toolset([registry.chosen(registry.load_all(name, **read_pairs(option or [])), tool, spec=name)])
     (schema,) = toolset.schemas
     if show_schema:
         print(json.dumps(schema, indent=2, ensure_ascii=False))

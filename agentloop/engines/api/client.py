@@ -12,6 +12,7 @@ from agentloop.engines.api.protocol import Answer, ApiProtocol
 from agentloop.engines.base import ContextExceeded
 from agentloop.errors import EngineError, UserError, nearest
 from agentloop.process.retries import RETRIED, seconds_before_retry
+from agentloop.types.messages import valid_strings
 
 _FINAL_CODES = ("insufficient_quota", "billing_not_active")
 """Error codes that come with an overload status although retries do not help."""
@@ -80,9 +81,10 @@ class ApiClient:
     async def send(self, body: dict[str, Any]) -> tuple[Answer, int]:
         """Return the answer to a request, and the number of failed attempts before it.
 
-        Raises `ContextExceeded`, `EngineError`, or `UserError` if no request could ever work.
+        U+FFFD replaces lone surrogates in both, because no request can contain them. Raises `ContextExceeded`,
+        `EngineError`, or `UserError` if no request could ever work.
         """
-        problem = ""
+        problem, body = "", valid_strings(body)
         for attempt in range(1, self._attempts + 1):
             headers = None
             try:
@@ -92,7 +94,7 @@ class ApiClient:
             else:
                 if response.is_success:
                     try:
-                        return self._protocol.answer(response.json()), attempt - 1
+                        return self._protocol.answer(valid_strings(response.json())), attempt - 1
                     except (LookupError, TypeError, ValueError) as error:
                         problem = f"invalid response: {type(error).__name__}: {error}"
                 else:

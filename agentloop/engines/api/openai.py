@@ -9,7 +9,7 @@ from typing import Any
 from agentloop.engines.api.protocol import Answer, Line, parts_of, tools_of
 from agentloop.engines.api.usage import Usage
 from agentloop.engines.base import FinishReason, SamplingParams
-from agentloop.types.messages import InvalidCall, ParsedTurn, ToolCall
+from agentloop.types.messages import InvalidCall, ParsedTurn, ToolCall, valid_strings
 
 _FINISH_REASONS = {
     "stop": FinishReason.STOP,
@@ -91,7 +91,7 @@ def _read_call(name: str, arguments: str, call_id: str) -> ToolCall | InvalidCal
         return InvalidCall(f"The arguments of {name} are not valid JSON: {error}.", arguments, call_id, name)
     if not isinstance(value, dict):
         return InvalidCall(f"The arguments of {name} are not a JSON object.", arguments, call_id, name)
-    return ToolCall(name, value, call_id)
+    return ToolCall(name, valid_strings(value), call_id)
 
 
 def _message(line: Line, images: Iterator[Any]) -> dict[str, Any]:

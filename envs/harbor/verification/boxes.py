@@ -21,6 +21,8 @@ from agentloop.errors import UserError, nearest
 LOGS, AGENT, VERIFIER, ARTIFACTS = "/logs", "/logs/agent", "/logs/verifier", "/logs/artifacts"
 TESTS, SOLUTION = "/tests", "/solution"
 _SEARCH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH; set -e; "
+_MOST_SHOWN = 10
+"""Largest number of images that an error names: every task of a benchmark may have its own."""
 _NETWORKS = {NetworkMode.PUBLIC: "public", NetworkMode.NO_NETWORK: "none", NetworkMode.ALLOWLIST: "allowlist"}
 
 
@@ -54,13 +56,15 @@ def check_image_names(images: Mapping[str, str]) -> None:
 
 def check_images_used(images: Mapping[str, str], tasks: Iterable[HarborTask]) -> None:
     """Raise `UserError` for a name in `images` that no task has, because replacing it would have no effect."""
-    known = {name for task in tasks for name in _image_names(task)}
-    for name in images:
-        if name != "*" and name not in known:
-            raise UserError(
-                f"No task has the image {name!r}, which is to be replaced: correct or remove it."
-                f"{nearest(name, known)} The images of the tasks: {', '.join(sorted(known)) or 'none with a name'}."
-            )
+    known = sorted({name for task in tasks for name in _image_names(task)})
+    unknown = [name for name in images if name != "*" and name not in known]
+    if not unknown:
+        return
+    shown = known if len(known) <= _MOST_SHOWN else [*known[:_MOST_SHOWN], f"{len(known) - _MOST_SHOWN} more"]
+    raise UserError(
+        f"No task has the image {' or '.join(map(repr, unknown))}, which is to be replaced: correct or remove it."
+        f"{nearest(unknown[0], known)} The images of the tasks: {', '.join(shown) or 'none with a name'}."
+    )
 
 
 def _image_names(task: HarborTask) -> Iterator[str]:

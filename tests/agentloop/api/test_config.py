@@ -2,6 +2,7 @@ import pytest
 
 import agentloop
 from agentloop.api.config import config_of
+from agentloop.api.recipe import find_config, load_fine_tuning_config, load_run_config
 from agentloop.errors import UserError
 
 
@@ -77,3 +78,21 @@ def test_what_a_config_cannot_hold_is_refused_with_the_fix(changes, message):
     with pytest.raises(UserError) as caught:
         config_of("tiny", changes)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "load"),
+    [
+        ("config.yaml", load_run_config),
+        ("config.yaml", lambda source, given: config_of(source, dict(each.split("=") for each in given))),
+        ("sft.yaml", lambda source, given: load_fine_tuning_config(source, given, "sft")),
+    ],
+)
+def test_the_config_of_a_run_belongs_to_the_folder_in_which_it_lies(tmp_path, recipe, load):
+    file = tmp_path / "a {run}" / "config.yaml"
+    file.parent.mkdir()
+    file.write_text(find_config("tiny", recipe).read_text())
+    assert load(str(file), []).run.folder is None
+    (file.parent / "run.lock").touch()
+    assert load(str(file), []).run.folder == str(file.parent)
+    assert load(str(file), ["run.folder=other"]).run.folder == "other"

@@ -26,10 +26,10 @@ def test_a_run_and_what_it_left(sums, monkeypatch, capsys):
     with pytest.raises(UserError, match=r"no train trajectories of step 9\. Steps with trajectories: 1, 2"):
         run.trajectories(9)
 
-    loaded = agentloop.load_run(run.folder)
-    assert (loaded.metrics, loaded.config) == (run.metrics, run.config)
+    loaded = agentloop.load_run(run)
+    assert (loaded.folder, loaded.metrics, loaded.config) == (run.folder, run.metrics, run.config)
 
-    played = agentloop.rollout(run.folder, tasks="train", limit=2, samples=2, output="played", progress=False)
+    played = agentloop.rollout(run, tasks="train", limit=2, samples=2, output="played", progress=False)
     assert played.plays == f"the trained model of {run.folder}"
     assert played.summary["temperature"] == 1.0
     assert len(played.trajectories) == played.summary["episodes"] == 4
@@ -43,7 +43,7 @@ def test_a_run_of_objects_continues_where_it_was(sums, monkeypatch):
     folder = agentloop.train(config, run={"folder": "here"}, progress=False).folder
     longer = agentloop.train(config, run={"folder": folder, "steps": 3}, resume=True, progress=False)
     assert [line["step"] for line in longer.metrics] == [0, 1, 2, 3]
-    with pytest.raises(UserError, match="has no checkpoint to resume from"):
+    with pytest.raises(UserError, match=r"has no checkpoint to resume from\. Omit resume"):
         agentloop.train(config, run={"folder": "elsewhere"}, resume=True)
 
 

@@ -47,14 +47,20 @@ def test_a_folder_with_another_rollout_is_refused(sums, capsys):
     (sums / "out").mkdir()
     (sums / "out" / "trajectories.jsonl").write_text("")
     assert agentloop("rollout", sums, "--output", sums / "out") == 2
-    assert "--output" in capsys.readouterr().err
+    assert "Set output to another folder." in capsys.readouterr().err
+
+
+def test_a_file_in_place_of_the_folder_is_refused(sums, capsys):
+    (sums / "out").touch()
+    assert agentloop("rollout", sums, "--output", sums / "out") == 2
+    assert "out cannot be written to: Not a directory." in capsys.readouterr().err
 
 
 def test_the_folder_of_a_training_run_is_refused(sums, capsys):
     (sums / "run" / "checkpoints").mkdir(parents=True)
     (sums / "run" / "config.yaml").write_text("")
     assert agentloop("rollout", sums, "--output", sums / "run") == 2
-    assert "is the folder of a training run. Set --output to another folder." in capsys.readouterr().err
+    assert "is the folder of a training run. Set output to another folder." in capsys.readouterr().err
 
 
 def test_failing_rewards_are_reported_and_do_not_count_as_zero(sums, capsys):

@@ -190,3 +190,64 @@ def test_index_replaces_an_index_and_no_other_file(engine, tmp_path):
     assert isinstance(result.exception, UserError)
     assert "corpus.jsonl exists and is not a search index" in str(result.exception)
     assert corpus.read_text() == '{"title": "Oslo", "text": "Capital of Norway."}\n'
+
+
+def test_a_result_with_a_lone_surrogate_is_printed(tmp_path):
+    (tmp_path / "t.py").write_text("def odd():\n    'Odd.'\n    return 'a\\ud800b'\n")
+    result = run("call", f"{tmp_path}/t.py:odd")
+    assert (result.exit_code, result.output) == (0, "a\ufffdb\n")
+
+
+MANY = """
+from agentloop import tool
+
+@tool
+def first() -> str:
+    "First."
+    return "one"
+
+@tool
+def second() -> str:
+    "Second."
+    return "two"
+
+class Source:
+    def __init__(self, *tools):
+        self.found = list(tools)
+
+    def tools(self):
+        return self.found
+
+many, none = Source(first, second), Source()
+"""
+
+ANYTHING = """
+from agentloop import Tool
+from agentloop.tools.schema import SchemaArguments
+
+class Anything(Tool):
+    "Repeat a value."
+    arguments = SchemaArguments({"properties": {"value": True}}, what="a tool")
+
+    def call(self, ctx, **values):
+        return str(values)
+"""
+
+
+def test_one_of_several_tools_is_called(tmp_path):
+    (tmp_path / "t.py").write_text(MANY)
+    assert run("call", f"{tmp_path}/t.py:many", "--tool", "first").output == "one\n"
+    for arguments, message in (
+        ((":many",), "has 2 tools: choose one with --tool, or use load_all. Its tools: first, second."),
+        ((":many", "--tool", "frist"), "has no tool 'frist'. Did you mean 'first'? Its tools: first, second."),
+        ((":none",), "has no tools, so there is none to call"),
+    ):
+        spec, *rest = arguments
+        error = run("call", f"{tmp_path}/t.py{spec}", *rest).exception
+        assert isinstance(error, UserError)
+        assert message in str(error)
+
+
+def test_a_parameter_may_have_the_schema_true(tmp_path):
+    (tmp_path / "t.py").write_text(ANYTHING)
+    assert run("call", f"{tmp_path}/t.py:Anything", "value=3").output == "{'value': 3}\n"

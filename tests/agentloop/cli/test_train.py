@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import agentloop as python_api
 from agentloop.cli import main
 
 pytestmark = pytest.mark.slow
@@ -74,6 +75,24 @@ def test_resume_without_a_folder_takes_the_newest_run_of_the_config(sums, monkey
     assert agentloop("train", sums, "--resume", "learner.lr=0.001", *usual) == 0
     assert "run folder runs/sums-20260101-000001, resuming after step 1" in capsys.readouterr().out
     assert agentloop("train", sums, "--resume", "learner.lr=0.25", *usual) == 2
+
+
+def test_the_config_of_a_run_resumes_it_where_it_lies(sums, monkeypatch, capsys):
+    monkeypatch.chdir(sums)
+    assert agentloop("train", sums, "run.folder=its/run", "run.steps=1", "run.loggers=[]", "eval.every=0") == 0
+    monkeypatch.chdir(sums.parent)
+    assert agentloop("train", sums / "its/run/config.yaml", "run.steps=2") == 0
+    assert f"run folder {sums}/its/run, resuming after step 1" in capsys.readouterr().out
+    (sums / "its").rename(sums / "moved ones")
+    assert agentloop("train", sums / "moved ones/run", "run.steps=3") == 0
+    assert f"run folder {sums}/moved ones/run, resuming after step 2" in capsys.readouterr().out
+    python_api.train(sums / "moved ones/run", run={"steps": 4})
+    assert f"run folder {sums}/moved ones/run, resuming after step 3" in capsys.readouterr().out
+    assert agentloop("train", sums / "moved ones/run/config.yaml", "run.steps=1", f"run.folder={sums}/new") == 0
+    assert f"run folder {sums}/new\n" in capsys.readouterr().out
+    (sums / "moved ones/run/config.yaml").rename(sums / "copied.yaml")
+    assert agentloop("train", sums / "copied.yaml", "run.folder=null", "--dry-run") == 0
+    assert re.search(r"^folder +runs/copied-", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 import agentloop
 from agentloop.config.loading import load_config
 from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
+from agentloop.errors import UserError
 
 ROOT = Path(agentloop.__file__).parents[1]
 PACKAGES = ("agentloop", "boxes", "envs", "recipes", "sandboxes", "tools", "trainer")
@@ -73,7 +73,7 @@ def test_only_engines_beside_a_learner_sleep_and_take_its_dtype(sums):
 def test_a_replaced_value_is_validated_and_what_was_not_set_stays_unset(sums):
     config = load(sums, "workers.kind=ray")
     assert config.workers.replace(count=3).model_fields_set == {"kind", "count"}
-    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+    with pytest.raises(UserError, match=r"count of WorkersConfig is 0: input should be greater than or equal to 1\."):
         config.workers.replace(count=0)
 
 

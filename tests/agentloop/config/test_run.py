@@ -73,6 +73,8 @@ def test_the_resolved_config_loads_as_the_same(tmp_path):
         ("data.train=[a.jsonl, 5]", ["data.train.1 is 5: "]),
         ("data.eval=5", ["data.eval is 5: "]),
         ("data.train={prompt: x}", ["names a dataset and does not contain rows"]),
+        ("learner.betas=[0.9, 1]", ["learner.betas.1 is 1: input should be less than 1."]),
+        ("learner.betas=[-0.1, 0.9]", ["learner.betas.0 is -0.1: input should be greater than or equal to 0."]),
         ("steps=5", ["'steps'. Did you mean 'run.steps' or 'profiler.steps'?"]),
         ("reward=exact", ["Did you mean 'env.reward'?"]),
         ("sampling.max_tokens=5", ["There is a key 'limits.max_tokens'. Known: stop_strings, "]),

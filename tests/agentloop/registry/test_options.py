@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from agentloop.errors import UserError
-from agentloop.registry.options import check_types
+from agentloop.registry.options import Config, check_types
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -43,9 +44,42 @@ def test_values_of_a_config_that_fit_are_accepted(function: Any, options: dict[s
         (Judge, {"timeout": True}, "float, got bool"),
         (Judge, {"tags": "think"}, r"Sequence\[str\], got str"),
         (Judge, {"of": "c"}, r"Literal\['a', 'b'\] \| None, got str"),
+        (Judge, {"of": "c"}, "got str: input should be 'a' or 'b'. Set it"),
+        (Judge, {"tags": ["think", 3]}, "got list: at 1, input should be a valid string. Set it"),
         (judge, {"loose": 3, "late": 1.5}, "'late' of the reward must be of type int, got float"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_named_with_its_option(function: Any, options: dict[str, Any], words: str):
     with pytest.raises(UserError, match=words):
         check_types(function, options, of="reward")
+
+
+class _Inner(Config):
+    steps: int = 1
+
+
+class _Outer(Config):
+    model: str
+    inner: _Inner = _Inner()
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"modl": "m", "model": "m"}, "_Outer has no key 'modl'. Did you mean 'model'?"),
+        ({}, "_Outer has no 'model': set it."),
+        (
+            {"model": "m", "inner": {"steps": 1.5}},
+            "inner.steps of _Outer is 1.5: input should be a valid integer, got a",
+        ),
+        ({"model": "m", "inner": {"stps": 1}}, "_Outer has no key 'inner.stps'. Correct or remove it."),
+    ],
+)
+def test_wrong_values_of_a_config_object_are_named(values, error):
+    with pytest.raises(UserError, match=re.escape(error)):
+        _Outer(**values)
+
+
+def test_a_replaced_value_of_a_config_object_is_named():
+    with pytest.raises(UserError, match="_Outer has no key 'modl'"):
+        _Outer(model="m").replace(modl="x")

@@ -45,9 +45,7 @@ def _mounts(tree: Path) -> set[str]:
     """Return the mounts of this machine but those of engines and of other tests, which start and end meanwhile."""
     lines = Path("/proc/mounts").read_text().splitlines()
     engines = "docker|containers|podman|buildah|netns"
-    return {
-        line for line in lines if not re.search(engines, line) and ("/pytest-of-" not in line or str(tree) in line)
-    }
+    return {line for line in lines if not re.search(engines, line) and ("/pytest-of-" not in line or str(tree) in line)}
 
 
 def _children(pid: int) -> list[int]:

@@ -91,9 +91,35 @@ def test_answers_that_begin_with_other_messages_follow_the_prompt():
         (conversation, {"messages": [ASKED, SAID], "tools": "{"}, "is not JSON"),
         (pair, {"chosen": [ASKED, SAID]}, "no 'rejected'"),
         (pair, {"prompt": "Sum?", "chosen": "3", "rejected": "3"}, "are equal"),
+        (
+            pair,
+            {"chosen": [ASKED, SAID], "rejected": [ASKED | {"content": "What is 5?"}, SAID]},
+            "line 1: 'chosen' and 'rejected' answer different questions: message 1",
+        ),
+        (
+            pair,
+            {"chosen": [ASKED, SAID, ASKED, SAID], "rejected": [ASKED, SAID, ASKED | {"content": "Why?"}, SAID]},
+            "answer different questions: message 3",
+        ),
+        (
+            pair,
+            {"chosen": [ASKED, SAID], "rejected": [ASKED, SAID, ASKED, SAID]},
+            "line 1: 'rejected' only continues 'chosen', so there is nothing to compare",
+        ),
+        (
+            pair,
+            {"chosen": [ASKED, SAID, ASKED, SAID], "rejected": [ASKED, SAID]},
+            "'chosen' only continues 'rejected'",
+        ),
     ],
 )
 def test_rows_that_cannot_be_trained_are_refused_with_their_place(read, columns, error):
     with pytest.raises(UserError, match=error) as caught:
         read(**columns)
     assert str(caught.value).startswith("rows, line 1")
+
+
+def test_pairs_may_differ_from_the_result_of_a_tool():
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "roll", "arguments": {}}}]}
+    one, other = ([ASKED, call, {"role": "tool", "content": rolled}, SAID] for rolled in ("3", "5"))
+    assert pair(chosen=one, rejected=other)["context"] == 2

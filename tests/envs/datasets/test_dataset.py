@@ -89,6 +89,25 @@ def test_numbers_that_json_does_not_have_are_refused(tmp_path, load, name, text,
         load(str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("d.jsonl", '{"prompt": "a"}\n{"prompt": "b", "prompt": "c"}\n', "line 2 has the key 'prompt' twice"),
+        (
+            "d.jsonl",
+            '{"prompt": "b", "info": [{"x": 1, "y": 2, "x": 1}]}\n',
+            "line 1: 'info' has an object with the key 'x' twice",
+        ),
+        ("d.json", '[{"prompt": "a"}, {"answer": 1, "prompt": "b", "answer": 2}]', "row 2 has the key 'answer' twice"),
+        ("d.csv", "prompt,answer,answer\na,b,c\n", "line 1 names 2 columns 'answer'"),
+    ],
+)
+def test_a_column_that_is_there_twice_is_refused(tmp_path, name, text, error):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=rf"{name}, {error}\. Remove"):
+        load_dataset(str(tmp_path / name))
+
+
 def test_an_answer_in_parquet_that_is_no_number_is_refused_and_null_is_none(tmp_path):
     parquet.write_table(pa.table({"prompt": ["a", "b"], "answer": [None, float("nan")]}), tmp_path / "d.parquet")
     assert "answer" not in load_dataset(str(tmp_path / "d.parquet"), limit=1)[0]
@@ -131,6 +150,19 @@ def test_csv_has_the_names_of_the_columns_in_its_first_line(tmp_path):
     path.write_text("prompt,answer\n1,5 + 1,3\n")
     with pytest.raises(UserError, match=r"d\.csv, row 1 does not have one value for each .* prompt, answer"):
         load_dataset(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prompt;answer\na;b\n", r"d\.csv seems to be separated by ';': .* 'prompt;answer'\. .*sep=';'"),
+        ("prompt\tanswer\na, or b\tc\n", r"d\.csv seems to be separated by tabs: .*sep='\\t'"),
+    ],
+)
+def test_csv_with_another_separator_is_named(tmp_path, text, words):
+    (tmp_path / "d.csv").write_text(text)
+    with pytest.raises(UserError, match=words):
+        load_dataset(str(tmp_path / "d.csv"))
 
 
 def test_a_folder_may_describe_its_dataset_in_json(tmp_path):
@@ -201,6 +233,7 @@ def test_shards_of_a_folder_are_read_in_name_order(tmp_path):
     write_jsonl(tmp_path / "b.jsonl", [{"prompt": "3"}])
     parquet.write_table(pa.Table.from_pylist([{"prompt": "1"}, {"prompt": "2"}]), tmp_path / "a.parquet")
     (tmp_path / "README.md").write_text("# Data")
+    (tmp_path / "._b.jsonl").write_bytes(b"\x00\x05\x16\x07Mac OS X")
     rows = load_dataset(str(tmp_path))
     assert [(row["prompt"], row["id"]) for row in rows] == [("1", "0"), ("2", "1"), ("3", "2")]
 

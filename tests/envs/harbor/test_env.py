@@ -11,8 +11,11 @@ import pytest
 
 from agentloop import AgentLoop, Limits, StopReason
 from agentloop.boxes.shared import close_providers, provider_of
+from agentloop.config.loading import load_config
+from agentloop.config.run import RunConfig
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.envs.harbor.env import HarborEnv, tasks
+from agentloop.episodes.setup import RunTasks
 from agentloop.errors import UserError
 from agentloop.recipes.tiny.tokenizer import build_tokenizer
 from agentloop.rendering import renderer_for
@@ -189,3 +192,24 @@ async def test_episodes_share_one_provider():
 def test_options_that_no_box_can_have_are_refused_at_once(options, words):
     with pytest.raises(UserError, match=words):
         HarborEnv({"task": "t"}, **options)
+
+
+@pytest.mark.parametrize("env", [{"factory": "harbor"}, {"factory": "harbor_agent", "options": {"command": "true"}}])
+def test_images_to_replace_must_be_of_tasks_of_the_run(tmp_path, env):
+    for number in range(12):
+        make_task(tmp_path / f"tasks/{number:02}", environment={"docker_image": f"swe-{number:02}"})
+    source = "agentloop.envs.harbor.env:tasks"
+
+    def load(*names):
+        data = {"train": source, "train_options": {"folder": f"{tmp_path}/tasks"}}
+        options = {**env.get("options", {}), "images": dict.fromkeys(names, "/image.tar")}
+        RunTasks.load(load_config(RunConfig, {"model": "m", "data": data, "env": {**env, "options": options}}))
+
+    load("swe-03", "*")
+    with pytest.raises(UserError) as error:
+        load("swe-11", "swe-99", "sew-03")
+    assert str(error.value) == (
+        "No task has the image 'swe-99' or 'sew-03', which is to be replaced: correct or remove it. Did you mean "
+        "'swe-09'? The images of the tasks: swe-00, swe-01, swe-02, swe-03, swe-04, swe-05, swe-06, swe-07, swe-08, "
+        "swe-09, 2 more."
+    )

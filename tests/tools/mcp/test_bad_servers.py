@@ -1,5 +1,6 @@
 """Servers that misbehave: an error that says so, at the start or as a failure of one call."""
 
+import math
 import sys
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from agentloop.errors import UserError
 from agentloop.tools.mcp.server import McpServer
 from agentloop.tools.toolset import Toolset
+from agentloop.types.messages import ToolCall
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +30,53 @@ for line in sys.stdin:
         answer(result={"protocolVersion": "2025-06-18", **about})
     elif message.get("method") == "tools/list":
         LISTING
+    elif message.get("method") == "tools/call":
+        answer(result=CALLED)
 """
 
 
-def tools_of(listing: str, **options):
-    code = SERVER.replace("LISTING", listing)
+def tools_of(listing: str, *, called: str = "None", **options):
+    code = SERVER.replace("LISTING", listing).replace("CALLED", called)
     return McpServer([sys.executable, "-c", code], timeout=10, **options).tools()
+
+
+ONE = 'answer(result={"tools": [{"name": "a", "inputSchema": None}]})'
+IMAGE = '{"type": "image", "mimeType": "image/png", "data": None}'
+
+
+@pytest.mark.parametrize(
+    ("called", "content"),
+    [
+        ('{"content": [], "structuredContent": {"sum": 3}}', '{"sum": 3}'),
+        ('{"structuredContent": ["é"]}', '["é"]'),
+        ('{"content": [{"type": "text", "text": "3"}], "structuredContent": {"sum": 3}}', "3"),
+        ('{"content": None}', ""),
+        ("{}", ""),
+        ('{"content": [{"type": "text", "text": None}]}', ""),
+    ],
+)
+async def test_results_with_little_content_are_read(called, content):
+    sessions = Toolset(tools_of(ONE, called=called)).sessions("t", task={}, seed=0)
+    result = await sessions.call(ToolCall("a", {}, "call_0"), math.inf)
+    assert (result.content, result.is_error) == (content, False)
+    await sessions.close()
+
+
+@pytest.mark.parametrize(
+    ("called", "message"),
+    [
+        ('{"content": "hello"}', "the answer to tools/call has the content str 'hello', which is not a list"),
+        ('{"content": [' + IMAGE + "]}", "an image that cannot be shown: The image has an unknown format"),
+    ],
+)
+async def test_malformed_results_are_explained(called, message):
+    sessions = Toolset(tools_of(ONE, called=called)).sessions("t", task={}, seed=0)
+    assert message in (await sessions.call(ToolCall("a", {}, "call_0"), math.inf)).content
+    await sessions.close()
+
+
+def test_a_server_without_tools_has_an_empty_list():
+    assert tools_of('answer(result={"tools": None})') == tools_of("answer(result={})") == []
 
 
 def test_pages_and_noise_are_handled():
@@ -55,12 +98,24 @@ def test_pages_and_noise_are_handled():
         ('answer(result={"tools": [], "nextCursor": "again"})', "more than 100 pages"),
         (
             'answer(result={"tools": [{"name": "a", "inputSchema": {"type": "nonsense"}}]})',
-            "is not a valid JSON Schema",
+            r"the tool 'a' of the MCP server .* is not a valid JSON Schema: .* leave the tool out",
+        ),
+        (
+            'answer(result={"tools": [{"name": "a", "inputSchema": {"$ref": "#/$defs/B"}}]})',
+            "refers to '#/[$]defs/B', which does not exist",
+        ),
+        ('answer(result={"tools": {"a": {}}})', "not usable: the answer to tools/list has dict .*not a list of tools"),
+        ('answer(result={"tools": [{"inputSchema": {}}]})', "not usable: its list of tools has dict .*with a name"),
+        ('answer(result={"tools": [{"name": ""}]})', "not usable: its list of tools has dict .*with a name"),
+        ('answer(result={"tools": ["a"]})', "not usable: its list of tools has str 'a'"),
+        (
+            'answer(result={"tools": [{"name": "a", "inputSchema": []}]})',
+            "not usable: the inputSchema of its tool 'a' is not an object",
         ),
     ],
 )
 def test_unusable_server_is_named(listing, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f"(?s){message}"):
         tools_of(listing)
 
 
@@ -69,7 +124,7 @@ def test_silent_server_times_out():
         McpServer([sys.executable, "-c", "import time; time.sleep(60)"], timeout=1.0).tools()
 
 
-def test_unreachable_servers_and_invalid_options_raise():
+def test_unreachable_servers_and_invalid_options_raise(tmp_path):
     with pytest.raises(UserError, match="no-such-program cannot be started"):
         McpServer("no-such-program --flag").tools()
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:1/mcp cannot be reached"):
@@ -78,11 +133,18 @@ def test_unreachable_servers_and_invalid_options_raise():
         McpServer()
     with pytest.raises(UserError, match="command or url"):
         McpServer("x", url="http://y")
+    for empty in ("", []):
+        with pytest.raises(UserError, match="command of an MCP server is empty"):
+            McpServer(empty)
+    with pytest.raises(UserError, match=r"'X-Name' .* outside ASCII"):
+        McpServer(url="http://y", headers={"X-Name": "Zoë"})
+    with pytest.raises(UserError, match=r"its folder .*nowhere cannot be used: No such file"):
+        McpServer(sys.executable, folder=str(tmp_path / "nowhere")).tools()
 
 
 def test_servers_with_the_same_tool_name_need_a_prefix():
     listing = 'answer(result={"tools": [{"name": "a", "inputSchema": {"type": "object"}}]})'
-    with pytest.raises(UserError, match="Two tools have the name 'a'"):
+    with pytest.raises(UserError, match=r"Two tools have the name 'a': .* option `prefix` of an MCP server"):
         Toolset([*tools_of(listing), *tools_of(listing)])
     assert set(Toolset([*tools_of(listing), *tools_of(listing, prefix="b_")]).tools) == {"a", "b_a"}
 

@@ -142,6 +142,19 @@ def test_both_engines_return_the_same_results(tmp_path):
     assert sum(shared) >= 0.95 * sum(map(len, first))
 
 
+@pytest.mark.parametrize("query", ["max_passage_chars", "_passage_", "École", "ecole", "İzmir"])
+def test_words_are_cut_and_folded_as_in_the_index(engine, tmp_path, query):
+    write, Index = engine
+    write([Passage("a", "", "Set max_passage_chars. École in İzmir."), Passage("b", "", "")], tmp_path / "i")
+    assert search(Index(tmp_path / "i"), query) == [["a"]]
+
+
+def test_letters_with_separate_accents_are_found_in_sqlite(tmp_path):
+    build([Passage("a", "", "İzmir e\u0301cole"), Passage("b", "", "IZMIR école")], tmp_path / "i")
+    queries = ["izmir", "İzmir", "e\u0301cole", "école", "ecole"]
+    assert search(LocalIndex(tmp_path / "i"), *queries) == [["a", "b"]] * 5
+
+
 def test_invalid_unicode_text_is_handled(engine, tmp_path):
     write, Index = engine
     write([Passage("", "odd \ud800 title", "needle")], tmp_path / "i")
@@ -153,10 +166,18 @@ def shown(passages) -> list[tuple[str, str, str]]:
 
 
 def test_corpus_formats_are_read(tmp_path):
-    lines = [{"id": 7, "contents": '"Title"\nText.'}, {"_id": "x", "title": "T", "text": "More."}]
+    lines = [
+        {"id": 7, "contents": '"Title"\nText.'},
+        {"_id": "x", "title": "T", "text": "More."},
+        {"id": "line", "contents": " A text without a title. "},
+    ]
     path = tmp_path / "corpus.jsonl"
     path.write_text("\n".join([json.dumps(line) for line in lines] + [""]))
-    assert shown(read_corpus(path)) == [("7", "Title", "Text."), ("x", "T", "More.")]
+    assert shown(read_corpus(path)) == [
+        ("7", "Title", "Text."),
+        ("x", "T", "More."),
+        ("line", "", "A text without a title."),
+    ]
     folder = tmp_path / "notes"
     (folder / "deep").mkdir(parents=True)
     (folder / "a.md").write_text("first")

@@ -40,6 +40,12 @@ def test_passages_are_numbered_and_truncated(source):
     assert result.metrics == {"found": 2.0}
 
 
+def test_long_titles_are_truncated(tmp_path):
+    build([Passage("", "Oslo and Bergen", "Norway")], tmp_path / "i.sqlite")
+    result = ask(Search(str(tmp_path / "i.sqlite"), max_passage_chars=10), "norway")
+    assert result.content == "Doc 1(Title: Oslo an...) Norway"
+
+
 def test_empty_result_is_not_an_error(source):
     result = ask(Search(source), "zebra")
     assert (result.content, result.is_error) == ("Nothing was found.", False)

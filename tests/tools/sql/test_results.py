@@ -14,6 +14,12 @@ def test_truncation_is_reported():
     assert as_text(QueryResult(columns=["x"], rows=[("y" * 500,)]), max_cell_chars=10) == "x\nyyyyyyy...\n(1 row)"
 
 
+def test_a_row_that_is_cut_says_so():
+    text = as_text(QueryResult(columns=["a", "b"], rows=[("x" * 30, 123456), (1, 2)]), max_chars=36)
+    note = "(the row above has more than 36 characters and was cut)"
+    assert text == f"a | b\n{'x' * 30} | ...\n{note}\n(1 of 2 rows shown)"
+
+
 def test_failures_are_formatted_as_text():
     assert as_text(QueryResult(error="no such column: x")) == "Error: no such column: x"
     assert as_text(QueryResult(timed_out=True, seconds=5.01)) == "The query took too long and was stopped after 5.01 s."

@@ -1,11 +1,14 @@
-"""Checks before any worker starts. Only the last test starts Ray."""
+"""Checks before any worker starts. Only the last two tests start Ray."""
 
 import os
+import shutil
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
+from agentloop.config.run import RunConfig
 from agentloop.config.workers import WorkersConfig
 from agentloop.errors import UserError
 from agentloop.trainer.cluster.session import (
@@ -14,9 +17,13 @@ from agentloop.trainer.cluster.session import (
     check_room,
     check_workers_fit,
     connect,
+    log_folder,
     of_learner,
     require_ray,
+    shutdown,
 )
+from agentloop.trainer.run.steps import open_training
+from agentloop.trainer.schedule.observers import Observer
 
 pytestmark = pytest.mark.slow
 
@@ -102,3 +109,27 @@ def test_a_run_that_starts_ray_may_get_as_many_workers_as_it_could_start_with(wa
             check_workers_fit(one.replace(count=most + 1), gpus=0)
     finally:
         ray.shutdown()
+
+
+async def test_a_run_removes_the_session_of_its_ray_unless_it_fails(warm_ray, tmp_path):
+    config = RunConfig.model_validate({"model": "m", "data": {"train": "a"}, "env": {}, "run": {"loggers": []}})
+
+    async def run(name, error=None, *, keep_logs=False):
+        async with open_training(config, tmp_path / name, Observer()):
+            connect(WorkersConfig(kind="ray"), gpus=0)
+            session = Path(log_folder()).parent
+            shutdown(keep_logs=keep_logs)
+            assert session.is_dir()
+            if error is not None:
+                raise UserError(f"{error} {session}")
+        return session
+
+    ended = await run("ended")
+    assert not ended.exists()
+    latest = ended.parent / "session_latest"
+    assert not latest.is_symlink() or os.readlink(latest) != str(ended)
+    with pytest.raises(UserError, match="the worker died") as failed:
+        await run("failed", "the worker died")
+    for kept in (Path(str(failed.value).split()[-1]), await run("lost workers", keep_logs=True)):
+        assert (kept / "logs").is_dir()
+        shutil.rmtree(kept)

@@ -1,6 +1,7 @@
 """Runs on given answers: what they learn and write, resume, ranks, and what they refuse."""
 
 import asyncio
+import json
 
 import pytest
 import ray
@@ -103,6 +104,10 @@ def test_epochs_become_steps_and_the_schedule_ends_with_them(answers):
     assert loaded.config.run.steps == loaded.learner.total_updates == 8  # 30 conversations in batches of 4
     plain = load_fine_tuning_config(str(answers), ["run={}"], "sft")
     assert FineTuning.load(plain, answers / "run").config.run.steps == 3
+    with pytest.raises(UserError, match=r"run\.steps is 4 and run\.epochs is 1: set one of them to null"):
+        load_fine_tuning_config(str(answers), ["run.epochs=1"], "sft")
+    instead = load_fine_tuning_config(str(answers), ["run.epochs=1", "run.steps=null"], "sft")
+    assert FineTuning.load(instead, answers / "run").config.run.steps == 3
 
 
 def test_held_out_tasks_of_a_recipe_are_played_at_each_evaluation(answers, sums):
@@ -123,8 +128,28 @@ def test_conversations_that_are_too_long_are_left_out_and_counted(answers):
     folder = run(answers, "run", data, "run.steps=1")
     [line] = folder.read_metrics()
     assert (line["batch/too_long"], line["learner/num_trajectories"]) == (1, 3)
-    with pytest.raises(UserError, match="None of the 4 conversations"):
+    with pytest.raises(
+        UserError, match=r"None of the 1 conversations of data\.train can be trained: 1 too_long\. .* 256"
+    ):
         run(answers, "none", data, "data.train_options={only: true}")
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_batch_without_a_usable_row_is_skipped_and_counted(answers, method):
+    name = "conversations.jsonl" if method == "sft" else "pairs.jsonl"
+    short = (answers / name).read_text().splitlines()
+    said = "word " * 300
+    long = {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "c"}]}
+    long |= {"prompt": said, "chosen": "a", "rejected": "b"} if method == "dpo" else {}
+    rows = [*short[:2], *[json.dumps(long)] * 5, *short[2:5]]
+    (answers / name).write_text("\n".join(rows))
+    settings = ("batch_size=2", "data.shuffle=false", "eval.every=3", "run.steps=6")
+    whole = run(answers, "whole", *settings, method=method)
+    lines = whole.read_metrics()[1:]
+    assert [line.get("batch/too_long", 0) for line in lines] == [0, 5, 0, 0, 5, 0]
+    with pytest.raises(KeyboardInterrupt):
+        run(answers, "parts", *settings, method=method, observer=_Stop())
+    assert_same(whole, run(answers, "parts", *settings, method=method), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,18 @@ def test_trained_turns_are_shown_apart(answers, dry_run):
     assert "'It is 2.<|im_end|>', and 3 more turns\n" in dry_run("sft")[1]
 
 
+def test_a_data_set_without_a_usable_row_is_an_error(answers, dry_run):
+    code, _, error = dry_run("sft", "data.max_tokens=5")
+    assert code == 2
+    assert "None of the 12 conversations of data.train can be trained: 12 too_long. The shortest" in error
+    answer = {"role": "assistant", "content": "It is 2.", "weight": 0}
+    row = {"messages": [{"role": "user", "content": "1 plus 1?"}, answer]}
+    (answers / "untrained.jsonl").write_text(json.dumps(row))
+    code, _, error = dry_run("sft", f"data.eval={answers}/untrained.jsonl")
+    assert code == 2
+    assert "None of the 1 conversations of data.eval can be trained: 1 no_sampled_tokens. Each needs" in error
+
+
 def test_a_run_in_the_folder_is_resumed_only_with_its_settings(answers, dry_run):
     config = load_fine_tuning_config(str(answers), [], "sft")
     folder, _ = open_run(config, answers / "run")

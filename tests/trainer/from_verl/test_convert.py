@@ -447,6 +447,31 @@ def test_steps_take_precedence_over_epochs():
     assert any("total_epochs=2" in note and "500 steps" in note for note in converted.notes)
 
 
+@pytest.mark.parametrize("null", ["null", "None"])
+def test_a_null_that_counts_as_a_number_is_reported(null: str):
+    converted = convert(f"data.train_batch_size={null}", "data.seed=1")
+    assert converted.config["algorithm"]["groups_per_step"] == 1024
+    assert "data.train_batch_size has no value, and counts as 1024 here." in converted.notes
+    assert not any("counts as" in note for note in convert("data.train_batch_size=8", "data.seed=null").notes)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.seed=${data.nothing}", r"verl's data\.seed: Interpolation key 'data\.nothing' not found\. Set what it"),
+        (
+            "data.seed=${oc.env:NOTHING}",
+            r"verl's data\.seed: the variable NOTHING is not passed: add --env NOTHING\. Set",
+        ),
+        ("data.seed=${", r"^data\.seed='\$\{' cannot be set: \$\{ without }\. Correct it in the command\.$"),
+        ("+data.seed.x=1", r"verl's data\.seed is {'x': 1}, which is not a number"),
+    ],
+)
+def test_values_that_cannot_be_resolved_are_refused_in_plain_words(setting: str, message: str):
+    with pytest.raises(UserError, match=message):
+        convert(setting, "trainer.nnodes=1")
+
+
 def test_a_step_is_one_synchronisation_of_a_fully_asynchronous_run():
     command = """
     python -m verl.experimental.fully_async_policy.fully_async_main data.train_batch_size=0 trainer.n_gpus_per_node=4

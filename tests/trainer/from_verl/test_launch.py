@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,14 @@ def test_a_number_from_a_program_that_does_not_run_is_an_error(tmp_path: Path):
             "torchrun --nnodes=1 train/mine.py --config-path ./config -cn mine +algorithm.x=1 ++reward.y=a.py",
             Launch("train/mine.py", ("+algorithm.x=1", "++reward.y=a.py"), "./config", "mine"),
         ),
+        (
+            "env A=1 PYTHONUNBUFFERED=1 srun -m block python -m verl.trainer.main_ppo data.seed=1 data.x = 2 --foo",
+            Launch("verl.trainer.main_ppo", ("data.seed=1",), others=("data.x", "=", "2", "--foo")),
+        ),
+        (
+            "x.y=1 trainer.nnodes 2 data.seed=1",
+            Launch("verl.trainer.main_ppo", ("x.y=1", "data.seed=1"), others=("trainer.nnodes", "2")),
+        ),
         ("ray start --head", None),
         ("python -m pip install x==1", None),
     ],
@@ -119,11 +128,102 @@ def test_commands(command: str, launch: Launch | None):
     assert launch_of(command.split()) == launch
 
 
-def test_a_command_inside_a_command():
-    inner = "python3 -m recipe.dapo.main_dapo actor_rollout_ref.rollout.n=16"
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "python3 -m recipe.dapo.main_dapo actor_rollout_ref.rollout.n=16",
+        "cd verl && python3 -m recipe.dapo.main_dapo 'actor_rollout_ref.rollout.n=16' 2>&1 | tee all.log",
+        "export A=1\npython3 -m recipe.dapo.main_dapo \\\n  actor_rollout_ref.rollout.n=16 > log\necho done",
+    ],
+)
+def test_a_command_inside_a_command(inner: str):
     assert launch_of(["srun", "-N1", "bash", "-c", inner]) == Launch(
         "recipe.dapo.main_dapo", ("actor_rollout_ref.rollout.n=16",)
     )
+
+
+def test_words_that_are_no_settings_are_refused():
+    with pytest.raises(UserError, match=r"has 'data\.seed', '=', '7', '--multirun', which .*as one word, key=value"):
+        convert("-m", "verl.trainer.main_ppo", "data.x=1", "data.seed", "=", "7", "--multirun")
+
+
+@pytest.mark.slow
+def test_every_unset_variable_of_a_setting_is_named(tmp_path: Path):
+    script = _script(
+        tmp_path,
+        'python3 -m verl.trainer.main_ppo trainer.experiment_name="${MODEL##*/}-$(date +%s)" '
+        "trainer.project_name=$(hostname)-$JOB-$RANDOM data.seed=${SEED:-3}\n",
+    )
+    assert _read(script).notes == (
+        "trainer.experiment_name is empty in place of $MODEL, which is not set.",
+        "trainer.project_name is empty in place of the output of hostname, which does not run.",
+        "trainer.project_name is empty in place of $JOB, which is not set.",
+    )
+
+
+@pytest.mark.slow
+def test_words_from_xargs_are_mentioned(tmp_path: Path):
+    script = _script(tmp_path, "echo trainer.nnodes=5 | xargs python3 -m verl.trainer.main_ppo data.seed=1\n")
+    assert _read(script).notes == (
+        "The script passes words to verl through xargs, which are not read: add them to this command.",
+    )
+
+
+@pytest.mark.slow
+def test_options_of_a_script_come_after_dashes(tmp_path: Path, capsys):
+    text = (
+        "while [ $# != 0 ]; do M=$2; shift 2; done\npython3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$M\n"
+    )
+    script = str(_script(tmp_path, text))
+    with pytest.raises(SystemExit) as ended:
+        main(["from-verl", "--", script, "--model", "qwen"])
+    assert not ended.value.code
+    assert "model: qwen" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["from-verl", script, "--model=qwen"])
+    assert ended.value.code == 2
+    assert "There is no option '--model'. Words after -- are arguments of the script" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["from-verl", script, "--ouput", "run.yaml"])
+    assert "There is no option '--ouput'. Did you mean '--output'?" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_settings_after_the_end_of_the_command_are_named(tmp_path: Path):
+    script = _script(
+        tmp_path,
+        "python3 -m verl.trainer.main_ppo data.seed=1 \\\n  # data.x=1 \\\n  trainer.nnodes=2 \\\n  data.y=3\n",
+    )
+    read = _read(script)
+    assert read.launches == (Launch("verl.trainer.main_ppo", ("data.seed=1",)),)
+    (note,) = read.notes
+    assert note.startswith("trainer.nnodes, data.y: these lines of the script belong to no command")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lines", "program"),
+    [
+        ("if nvidia-smi | grep -q H100; then X=1; fi", "nvidia-smi"),
+        ("while read -r each; do X=1; done < <(nvidia-smi -L)", "nvidia-smi -L"),
+        ("nvidia-smi || X=1", "nvidia-smi"),
+        ("if command -v nvidia-smi > /dev/null; then X=1; fi", "command -v nvidia-smi"),
+    ],
+)
+def test_a_setting_that_differs_with_a_program_is_named(tmp_path: Path, lines: str, program: str):
+    """Check programs whose output or success leaves no mark in a setting or a condition."""
+    script = _script(tmp_path, f"X=2\n{lines}\npython3 -m verl.trainer.main_ppo data.seed=1 trainer.nnodes=$X\n")
+    (note,) = _read(script).notes
+    assert note.startswith("trainer.nnodes would be set otherwise if programs printed something or failed.")
+    assert note.endswith(f": check {program}.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["$(( $(nvidia-smi -L | wc -l) + 1 ))", "$(python3 -c 'print(4)' || echo 4)"])
+def test_a_setting_computed_from_an_output_is_named(tmp_path: Path, value: str):
+    script = _script(tmp_path, f'X="{value}"\npython3 -m verl.trainer.main_ppo data.seed=1 trainer.nnodes=$((X * 2))\n')
+    (note,) = _read(script).notes
+    assert re.fullmatch(r"trainer\.nnodes depends on the output of (nvidia-smi|python3) .*, which does not run\.", note)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A dry run: a run without mistakes is described, and each kind of mistake is one paragraph and a code above 0."""
 
 import json
+import socket
 
 import pytest
 import torch
@@ -168,6 +169,21 @@ def test_missing_packages_and_gpus(refused, monkeypatch):
     assert "engine.name is vllm, which needs a GPU" in refused("engine.name=vllm", "engine.options={}")
 
 
+def test_an_address_of_workers_must_respond(refused, dry_run):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        code, shown, _ = dry_run("workers.kind=ray", f"workers.address={address}")
+        assert code == 0
+        assert f"{address} responds" in shown
+    error = refused("workers.kind=ray", f"workers.address={address}")
+    assert f"No response from workers.address='{address}'" in error
+    assert "with workers.address=auto." in refused("workers.kind=ray", "workers.address=ray://head:10001")
+    code, shown, _ = dry_run("workers.kind=ray", f"workers.address={address}", "placement={n_gpus: 8, gpu: H200}")
+    assert code == 0
+    code, shown, _ = dry_run("workers.kind=ray", "workers.address=auto")
+    assert "Not checked: the Ray cluster that workers.address=auto looks for" in shown
+
+
 def test_an_environment_that_fails(sums, refused):
     (sums / "mine.py").write_text(
         "from agentloop import Env\n"
@@ -185,14 +201,24 @@ def test_an_environment_that_fails(sums, refused):
 def test_an_error_with_advice_gets_no_other(sums, refused):
     (sums / "mine.py").write_text(
         "from agentloop import Env\n"
+        "from agentloop.boxes.interface.box import BoxError\n"
         "from agentloop.errors import UserError\n"
         "class Broken(Env):\n"
         "    def __init__(self, row, **parts): raise UserError('No board. Buy one.')\n"
         "    async def reset(self): raise AssertionError\n"
         "    async def step(self, message): raise AssertionError\n"
+        "class Boxed(Env):\n"
+        "    async def reset(self): raise BoxError('No room for the box. Remove others.')\n"
+        "    async def step(self, message): raise AssertionError\n"
+        "def reward(trajectory, task):\n"
+        "    raise UserError('No scale. Buy one.')\n"
     )
     error = refused(f"env.factory={sums}/mine.py:Broken", "env.tools=[]", "env.reward=null")
     assert error.rstrip().endswith("No board. Buy one."), error
+    error = refused(f"env.factory={sums}/mine.py:Boxed", "env.tools=[]", "env.reward=null")
+    assert error.rstrip().endswith("raised BoxError (mine.py, line 9): No room for the box. Remove others."), error
+    error = refused(f"env.reward={sums}/mine.py:reward")
+    assert error.rstrip().endswith("raised UserError (mine.py, line 12): No scale. Buy one."), error
 
 
 @pytest.mark.parametrize("name", sorted(set(built_in_recipes()) - {"chain", "tiny"}))

@@ -136,8 +136,12 @@ async def test_a_group_that_is_never_complete_is_refused(sums):
         await run(sums, "staleness={cut: {deadline: 1, min_episodes: 5}}")
 
 
-async def test_on_policy_counts_the_episodes_that_were_cut(sums):
+async def test_on_policy_counts_the_episodes_that_were_cut_also_before_a_resume(sums):
+    await run(sums, "staleness={cut: {extra_episodes: 2}}", "run.steps=1")
     folder = await run(sums, "staleness={cut: {extra_episodes: 2}}", "run.steps=2")
+    bias = json.loads((folder.checkpoints / "step_000002/state.json").read_text())["bias"]
+    assert bias["trained"]["num"] == 2 * GROUPS * SIZE
+    assert bias["aborted"]["num"] == 2 * GROUPS * 2
     last = folder.read_metrics()[-1]
     assert last["queue/admitted"] == 2 * GROUPS * (SIZE + 2)
     assert last["queue/trained"] == 2 * GROUPS * SIZE

@@ -58,6 +58,10 @@ async def test_a_run_leaves_metrics_trajectories_checkpoints_and_a_model(sums):
     assert all(line["learner/grad_norm"] > 0 and line["learner/logprob_diff"] > 0 for line in lines[1:])
     assert {"time/rollout", "time/train", "time/publish", "time/step"} <= lines[1].keys()
     assert "time/eval" in lines[4]
+    assert "time/save" in lines[5]
+    for line in lines[1:]:
+        parts = ("rollout", "train", "publish", "eval", "save")
+        assert sum(line.get(f"time/{part}", 0) for part in parts) <= line["time/step"]
     assert {key for key in lines[0] if key.startswith("time/load")} == {
         "time/load",
         "time/load_workers",

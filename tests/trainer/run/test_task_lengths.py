@@ -80,3 +80,10 @@ def test_epochs_become_steps_once_the_tasks_are_counted(tmp_path: Path):
 def test_steps_and_epochs_together_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"run\.steps is 7 and run\.epochs is 2: set one of them to null"):
         check_trainable(_config(tmp_path, "run={epochs: 2, steps: 7}"))
+
+
+def test_null_steps_run_a_recipe_with_steps_by_epochs(tmp_path: Path):
+    config = _config(tmp_path, "run={steps: 40}", "run.epochs=2", "run.steps=null", "algorithm.groups_per_step=5")
+    check_trainable(config)
+    assert resolve(config, Facts(model=CHECKPOINT, num_tasks=20)).given.run.steps == 8
+    assert _config(tmp_path, "run.steps=null").run.steps == 100  # the default

@@ -1,5 +1,6 @@
 """The episodes that the producer counts as trained when the groups of a step are selected."""
 
+import json
 from collections import Counter
 
 from agentloop.config.loading import load_config
@@ -7,6 +8,7 @@ from agentloop.config.run import RunConfig
 from agentloop.envs.sampler import TaskSampler
 from agentloop.trainer.schedule.observers import Observer
 from agentloop.trainer.schedule.producer import Producer
+from agentloop.trainer.schedule.staleness_metrics import LengthBias
 from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
@@ -36,3 +38,6 @@ def test_an_episode_whose_tokens_are_all_masked_is_not_trained_in_the_bias(sums)
     assert producer.select().trained == [group]
     assert producer.bias.metrics(producer.queue, now=0.0) == {"bias/tokens": 10 / 20, "time/bias_seconds": 10 / 20}
     assert producer.queue.counts["trained"] == 2
+    resumed = LengthBias()
+    resumed.load_state_dict(json.loads(json.dumps(producer.bias.state_dict())))
+    assert resumed.metrics(producer.queue, now=0.0) == {"bias/tokens": 10 / 20, "time/bias_seconds": 10 / 20}

@@ -129,6 +129,16 @@ def test_first_requests_at_once_load_the_model_once(folder, renderer, monkeypatc
     assert len(loaded) == 1
 
 
+def test_lone_surrogates_of_a_task_are_shown_as_replacement_characters(client, folder, trajectory_of):
+    odd = trajectory_of("fine")
+    odd.messages = [{"role": "user", "content": "odd \ud800"}]
+    folder.write_trajectories("step_000002", [odd])
+    (row,) = get(client, "episodes", file="step_000002").json()
+    assert row["task"] == "odd \ufffd"
+    shown = get(client, "episode", file="step_000002", episode=0).json()
+    assert shown["messages"][0]["content"] == "odd \ufffd"
+
+
 def test_characters_of_several_tokens_are_one_piece():
     table = {1: b"a", 2: b"\xe6", 3: b"\xbc", 4: b"\xa2", 5: b"\xff"}
 

@@ -1,5 +1,7 @@
 # Executed by bash in the sandbox before the script: no program of the script is started, each is recorded.
-# Variables: __records is a folder for the records; __marked is 1 if what is unknown prints marks, else empty.
+# Variables: __records is a folder for the records; __marked is 1 if what is unknown prints marks, else empty; __failing
+# is 1 if programs fail; __now is the time. Every run of the script has the same time and the same random numbers, so
+# only unknown values differ.
 
 # Record the words of a program. Its output is unknown: nothing, or a mark.
 __unknown() {
@@ -7,9 +9,12 @@ __unknown() {
     printf '%s\0' "$id" $# "$@" > "$__records/$id"
     case $1 in
         mkdir | rm | cp | mv | ln | touch | chmod | pkill) return 0 ;;
-        curl*) return 1 ;;
-        python*) [[ $2 != -c && $2 != - ]] || return 1 ;; # it asks for something that is not there
+        curl*) [[ $__marked ]] || return 1 ;;
+        python*) # a check of what is installed fails, because nothing is there
+            [[ $2 != -c && $2 != - || ($__marked && ($2 == - || $3 == *print*)) ]] || return 1
+            ;;
     esac
+    [[ -z $__failing ]] || return 1
     [[ -z $__marked ]] || echo "$id"
 }
 command_not_found_handle() { __unknown "$@"; }
@@ -30,7 +35,13 @@ __text() {
     fi
 }
 for __name in awk cat cut grep head sed sort tail tr uniq wc; do eval "$__name() { __text $__name \"\$@\"; }"; done
-for __name in basename date dirname expr nproc seq uname; do eval "$__name() { /usr/bin/$__name \"\$@\"; }"; done
+for __name in basename dirname expr nproc seq uname; do eval "$__name() { /usr/bin/$__name \"\$@\"; }"; done
+date() {
+    case " $*" in
+        *' -d'* | *' --date'* | *' -f'* | *' --file'* | *' -r'* | *' --reference'*) /usr/bin/date "$@" ;;
+        *) /usr/bin/date -d "@$__now" "$@" ;;
+    esac
+}
 tee() { cat; }
 whoami() { echo "$USER"; }
 
@@ -50,19 +61,52 @@ function . { source "$@"; }
 
 # What would look for programs, replace this shell, wait, or end the recording.
 exec() { (($#)) || return 0; "$@"; exit; }
-command() { case $1 in -v | -V) return 1 ;; *) "$@" ;; esac; }
-type() { return 1; }
-which() { return 1; }
+command() { case $1 in -v | -V) __found command "$@" ;; *) "$@" ;; esac; }
+type() { __found type "$@"; }
+which() { __found which "$@"; }
+__found() { [[ $__marked ]] && __unknown "$@"; }
 hash() { return 0; }
 kill() { return 0; }
 sleep() { ((++__slept < 100)) || exit 125; } # it waits for something that does not happen here
 trap() { return 0; }
 
-unset HOSTNAME __name
+# Compute; print the mark of an unknown value instead. Before `case`, `for` and `((`, whose traces show what is written:
+# trace the values.
+__compute() {
+    local __sum=$* __name IFS=' '
+    for __name in ${__sum//[!a-zA-Z0-9_]/ }; do
+        [[ $__name == [0-9]* ]] || __name+=" ${!__name}"
+        case $__name in *unknown_*) echo "unknown_${__name#*unknown_}" && return ;; esac
+    done
+    echo $((__sum))
+}
+__expand() {
+    local __words=$BASH_COMMAND __values=() __name
+    [[ ${BASH_SOURCE[1]##*/} != start.sh ]] || return
+    case $__words in
+        'case '*) __words=${__words#case } __words=${__words% in *} ;;
+        'for '*' in '*) __words=${__words#* in } ;;
+        '(('*) __words=${__words#((} __words=\"${__words%))}\" ;;
+        *) return ;;
+    esac
+    [[ $__words != "$__expanded" || $BASH_COMMAND != for* ]] || return # again in each iteration
+    __expanded=$__words
+    eval "__values=($__words)" 2> /dev/null
+    local IFS=' '
+    if [[ $BASH_COMMAND == '(('* ]]; then
+        for __name in ${__values//[!a-zA-Z0-9_]/ }; do
+            [[ $__name == [0-9]* ]] || __values+=("${!__name}")
+        done
+    fi
+    builtin printf '\x1e%s\x1f%s\x1fcase %s' "${__records##*/}.sh" "$PWD" "${__values[*]}" >&8
+}
+
+unset HOSTNAME EPOCHSECONDS __name
+EPOCHSECONDS=$__now RANDOM=1 __mark=(x)
 LC_ALL=C.UTF-8
 SCRIPT_SOURCE=$0 # the scripts have this name instead of BASH_SOURCE
 PS4=$'\x1e${BASH_SOURCE[0]##*/}\x1f$PWD\x1f'
 BASH_XTRACEFD=8
 set -o functrace
 # Before each command: programs cannot be found, a failure ends nothing, and the trace goes on.
-builtin trap 'set +eu -x; PATH=/nowhere' DEBUG
+builtin trap 'set +eu -x; PATH=/nowhere; ${__marked:+__expand "$@"}' DEBUG

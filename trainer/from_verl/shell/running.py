@@ -1,8 +1,9 @@
 """Run a script in a sandbox in which programs are recorded instead of started, and appear to succeed.
 
-The sandbox has no network, no file except the script, and only the given variables. The script runs twice: once with
-empty outputs, which gives the commands, and once with marks in place of unknown values. Settings and conditions that
-then contain a mark depend on an unknown value.
+The sandbox has no network, no file except the script, and only the given variables. The script runs with empty outputs,
+which gives the commands, and with marks in place of unknown values: settings and conditions that then contain a mark
+depend on an unknown value. It also runs with marks in place of outputs only, and with programs that fail: settings that
+then differ depend on a program, too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ _SOURCED = "sourced"
 """Kind of record for a file that the script sources."""
 _READ = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
 """A variable that is read without a default."""
+_CHANGED = re.compile(r"\$\{(?=([A-Za-z_]\w*)(?:[#%/^,@]|:[^-=?+]))")
+"""Begin of a variable that is changed as it is read: ${NAME##*/}."""
+_SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
+"""$((...)), with at most two brackets around each other in it."""
 _PROGRAM = re.compile(r"/[\w.+/-]*bin/[\w.+-]+")
 _WORD = r"(?:\"[^\"]*\"|'[^']*'|\$\([^()]*\)|[^\s;|&<>\"'()])+"
 _OUTPUT, _INPUT = re.compile(rf"((?<!\S)[\d&]?>>?)\|?\s*(?!&){_WORD}"), re.compile(rf"(?<!<)<\s*(?![<&(]){_WORD}")
@@ -35,19 +40,21 @@ _ERROR = re.compile(r"^.*?: line (\d+): (.*)$", re.MULTILINE)
 _NO_FILE = re.compile(r"(.*): (?:No such file or directory|Permission denied|Read-only file system|Is a directory)")
 _CONDITION = re.compile(r"(?:\[\[|'\['|test|case|\(\() .*")
 _FILE_TEST = re.compile(r"-[defrswx] ('[^']+'|[^\s']+)")
+_MODES = {"plain": "", "marked": "__marked=1", "printing": "__marked=1", "failing": "__failing=1"}
+"""Run of the script -> variables of the prelude. In the run `marked`, unset variables have marks, too."""
 _MAIN = """\
-for mode in plain marked; do
-    mkdir -p $mode run
-    marked=; [ $mode = plain ] || marked=1
-    echo ${{marked:+{file}}} > file
+now=$(date +%s)
+run() {{
+    mkdir -p $1 run
     # The pipe closes when every process of the script has ended, because all of them hold descriptor 9.
-    (cd run && timeout {seconds} env -i __records=$OLDPWD/$mode __marked=$marked {variables} bash -c '. ../start.sh' \\
-        {words} 8> ../$mode.trace 9>&1 > /dev/null 2> ../$mode.errors < /dev/null; echo $? > ../$mode.status) | cat
-    find $mode -type f | sort | xargs -r cat > $mode.commands
-    [ $(< $mode.status) != 124 ] || break
-done
+    (cd run && timeout {seconds} env -i __records=$OLDPWD/$1 __now=$now __marked= __failing= $2 {variables} \\
+        bash -c '. ../start.sh' {words} 8> ../$1.trace 9>&1 > /dev/null 2> ../$1.errors < /dev/null
+    echo $? > ../$1.status) | cat
+    find $1 -type f | sort | xargs -r cat > $1.commands
+    [ $(< $1.status) != 124 ] || exit
+}}
 """
-_FETCHED = tuple(f"{mode}.{kind}" for mode in ("plain", "marked") for kind in ("commands", "trace", "errors", "status"))
+_FETCHED = tuple(f"{mode}.{kind}" for mode in _MODES for kind in ("commands", "trace", "errors", "status"))
 
 
 @dataclass(slots=True)
@@ -58,6 +65,8 @@ class Record:
     """Words of every command that a real shell would start."""
     marked: list[list[str]]
     """The same commands with marks in place of unknown values."""
+    variants: list[list[list[str]]]
+    """The same commands with marks in place of the output of programs, and with programs that fail."""
     marks: dict[str, str]
     """Mark -> description of the unknown value."""
     notes: list[str]
@@ -118,15 +127,20 @@ def _execution(text: str, words: Sequence[str], variables: Mapping[str, str], pr
     # Bash sets PWD when it starts.
     folder = f"PWD={shlex.quote(variables.get('PWD', '/'))}"
     start = "\n".join([prelude, *functions, folder, "builtin . $__records.sh\n"])
-    main = _MAIN.format(seconds=_SECONDS, file=_FILE, variables=shlex.join(named), words=shlex.join(words))
+    main = _MAIN.format(seconds=_SECONDS, variables=shlex.join(named), words=shlex.join(words))
+    for mode, setting in _MODES.items():
+        main += f"echo {_FILE if '__marked' in setting else ''} > file\nrun {mode} {setting}\n"
     plain = text.replace("BASH_SOURCE", "SCRIPT_SOURCE")  # bash overwrites BASH_SOURCE with the path in the sandbox
     marked = _READ.sub(lambda found: f"${{{(name := found[1] or found[2])}-unknown_{name}}}", plain)
-    texts = {"start.sh": start, "plain.sh": plain, "marked.sh": marked}
+    # __mark has only the element 0, so the mark is empty if the variable is set.
+    marked = _CHANGED.sub(lambda found: f"${{__mark[0${{{found[1]}+1}}]:+unknown_{found[1]}}}{found[0]}", marked)
+    texts = {"start.sh": start, "plain.sh": plain, "failing.sh": plain}
+    texts |= {"marked.sh": _with_marked_sums(marked), "printing.sh": _with_marked_sums(plain)}
     files = {name: each.encode(errors="replace") for name, each in texts.items()}
     return Execution(
         code=main.encode(errors="replace").decode(),
         language="bash",
-        timeout=4 * _SECONDS,
+        timeout=(len(_MODES) + 1) * _SECONDS,
         memory_mb=512,
         files=files,
         fetch_files=_FETCHED,
@@ -134,8 +148,18 @@ def _execution(text: str, words: Sequence[str], variables: Mapping[str, str], pr
     )
 
 
+def _with_marked_sums(text: str) -> str:
+    """Let $((...)) print a mark if it computes with an unknown value, which bash takes for 0."""
+
+    def marked(found: re.Match[str]) -> str:
+        changes_a_variable = re.search(r"\+\+|--|[^=!<>]=[^=]", found[1])
+        return found[0] if changes_a_variable else f'$(__compute "{found[1]}")'
+
+    return _SUM.sub(marked, text)
+
+
 def _names(text: str) -> list[str]:
-    return sorted({first or second for first, second in _READ.findall(text)})
+    return sorted({first or second for first, second in _READ.findall(text)} | set(_CHANGED.findall(text)))
 
 
 def _without_files(text: str, lines: set[int]) -> str:
@@ -155,21 +179,21 @@ def _text(result: ExecutionResult, name: str) -> str:
 
 
 def _record(result: ExecutionResult, text: str) -> Record:
-    commands, marked = (list(_commands(_text(result, f"{mode}.commands"))) for mode in ("plain", "marked"))
-    marks = {mark: f"the output of {_short(words)}, which does not run" for mark, words in marked}
+    records = [list(_commands(_text(result, f"{mode}.commands"))) for mode in _MODES]
+    marks = {mark: f"the output of {_plain(words)}, which does not run" for each in records for mark, words in each}
     marks |= {f"unknown_{name}": f"${name}, which is not set" for name in _names(text)}
     marks[_FILE] = "a file, which is not read"
     notes = [
-        f"The script sources {_short(words)}, which is not read: check what it sets."
-        for kind, words in commands
+        f"The script sources {short(words)}, which is not read: check what it sets."
+        for kind, words in records[0]
         if kind == _SOURCED
     ]
-    plain, with_marks = ([words for kind, words in each if kind != _SOURCED] for each in (commands, marked))
-    record = Record(plain, with_marks, marks, notes, _complaint(result))
+    plain, marked, *variants = ([words for kind, words in each if kind != _SOURCED] for each in records)
+    record = Record(plain, marked, variants, marks, notes, _complaint(result))
     for condition, _ in _conditions(_text(result, "marked.trace")):
         for unknown in record.unknowns(condition):
             if not unknown.startswith("$"):
-                notes.append(f"A condition of the script depends on {unknown}, which counts as empty.")
+                notes.append(f"A condition or loop of the script depends on {unknown}, which counts as empty.")
     for condition, folder in _conditions(_text(result, "plain.trace")):
         for name in _FILE_TEST.findall(condition):
             if os.path.exists(path := os.path.join(folder, name.strip("'"))):
@@ -178,13 +202,18 @@ def _record(result: ExecutionResult, text: str) -> Record:
     return record
 
 
+def _plain(words: Sequence[str]) -> str:
+    """Return a command with its marks as they are in the script."""
+    return re.sub(r"unknown_\d+_\d+", "...", re.sub(r"unknown_([A-Za-z_])", r"$\1", short(words)))
+
+
 def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
     """Read records: a mark, the number of words, and the words, with a NUL after each."""
     words = iter(text.split("\0"))
     for mark in words:
         count = next(words, "")
-        if count.isdecimal():
-            yield mark, [word for _, word in zip(range(int(count)), words, strict=False)]
+        if count.isdecimal() and (found := [word for _, word in zip(range(int(count)), words, strict=False)]):
+            yield mark, found
 
 
 def _conditions(trace: str) -> Iterator[tuple[str, str]]:
@@ -196,7 +225,8 @@ def _conditions(trace: str) -> Iterator[tuple[str, str]]:
             yield command, folder
 
 
-def _short(words: Sequence[str]) -> str:
+def short(words: Sequence[str]) -> str:
+    """Return a command in at most 80 characters."""
     text = " ".join(" ".join(words).split())
     return text if len(text) < 80 else f"{text[:77]}..."
 

@@ -153,17 +153,24 @@ METRICS = (
         "episodes",
         "Episodes of trained groups since the run started, also those without a trained token.",
     ),
-    Metric("bias/tokens", "ratio", "Mean length of trained over finished episodes.", "Below 0.9: long ones are lost."),
+    Metric(
+        "bias/tokens",
+        "ratio",
+        "Mean length of trained over finished episodes, since the run started.",
+        "Below 0.9: long ones are lost.",
+    ),
     Metric("workers/alive", "workers", "Ray workers that are ready.", "It is below the requested number."),
     Metric("workers/draining", "workers", "Workers that finish their episodes and leave."),
     Metric("workers/room", "episodes", "Episodes that all workers may play at once."),
     Metric("workers/recalled_turns", "turns", "Turns of interrupted episodes that were replayed."),
-    Metric("workers/engine_*", "times", "Restarts of engines, by cause, since the run started.", "It grows."),
-    Metric("workers/weights_*", "times", "Weight updates of workers, by transport, since the run started."),
-    Metric("workers/*", "times", "Workers lost since the run started, by cause.", "It grows."),
+    Metric(
+        "workers/engine_*", "times", "Restarts of engines, by cause, since the run started or resumed.", "It grows."
+    ),
+    Metric("workers/weights_*", "times", "Weight updates of workers, by transport, since the run started or resumed."),
+    Metric("workers/*", "times", "Workers lost since the run started or resumed, by cause.", "It grows."),
     Metric("memory/*_gib", "GiB", "Memory of all processes on the learner's first GPU, while it is shared."),
     # Times: all metrics that depend on the clock
-    Metric("time/step", "seconds", "The whole step."),
+    Metric("time/step", "seconds", "From the end of the step before to the end of this one, with its evaluation."),
     Metric("time/rollout", "seconds", "Waiting for episodes.", "Far above time/train: add engines, or overlap both."),
     Metric("time/train", "seconds", "Training."),
     Metric("time/publish", "seconds", "Sending weights to the engines.", "It is above a tenth of the step."),
@@ -190,7 +197,7 @@ METRICS = (
     Metric("time/sleep", "seconds", "Handing shared GPUs from engines to the learner."),
     Metric("time/wake", "seconds", "Handing shared GPUs from the learner to engines."),
     Metric("time/eval", "seconds", "Evaluation."),
-    Metric("time/save", "seconds", "Waiting for a checkpoint. It counts in the step after it."),
+    Metric("time/save", "seconds", "Waiting for a checkpoint, a part of the step after it."),
 )
 """The first entry that matches a name describes the metric."""
 

@@ -14,7 +14,7 @@ from agentloop.config.workers import WorkersConfig
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
 from agentloop.trainer.cluster.reservation import GpuReservation
-from agentloop.trainer.cluster.session import check_workers_fit, connect, log_folder, require_ray
+from agentloop.trainer.cluster.session import check_workers_fit, connect, log_folder, shutdown
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.protocol import Workers
@@ -342,7 +342,8 @@ class RayWorkers(Workers):
             self._reservation = None
         if self._owns_ray:
             self._owns_ray = False
-            await asyncio.to_thread(require_ray().shutdown)
+            # Messages about lost workers have named the folder of their logs.
+            await asyncio.to_thread(shutdown, keep_logs=bool(self.failures))
 
 
 _VERBS = {"died": "died", "hung": "hung", "start": "did not start"}

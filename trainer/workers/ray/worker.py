@@ -259,7 +259,7 @@ def _in_short(error: Exception) -> str:
     _, _, exit_ = str(error).partition("Worker exit type:")
     # An error from the actor's constructor is in the last line, after a traceback.
     words = exit_.partition("Some common causes")[0] or str(error).strip().splitlines()[-1]
-    return f"{type(error).__name__}: {' '.join(words.split())[:300]}"
+    return f"{type(error).__name__}: {' '.join(words.split())[:300].rstrip('.')}"
 
 
 def _end(pid: int) -> None:

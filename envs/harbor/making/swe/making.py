@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import itertools
 import shutil
 import sys
@@ -32,6 +31,7 @@ from agentloop.envs.harbor.making.swe.task import write_swe_task
 from agentloop.errors import UserError, nearest
 from agentloop.process import owned_folders
 from agentloop.process.atomic import atomic_folder
+from agentloop.process.file_lock import locked
 
 _LEAST_SECONDS = 10.0
 
@@ -149,18 +149,18 @@ def _claimed(folder: Path, prefix: str) -> Iterator[None]:
     Raises `UserError` if another process holds them, tasks have such names, or the folder cannot be written to.
     """
     path = folder / f".{prefix}lock"
-    try:
-        file = path.open("w")
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    with file:
+
+    def in_use(who: str, advice: str) -> UserError:
+        return UserError(
+            f"Another process is making tasks named {prefix}… in {folder} ({who}): choose another folder, or wait for "
+            f"its end{advice}."
+        )
+
+    with contextlib.ExitStack() as claim:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"Another process is making tasks named {prefix}… in {folder}: choose another folder, or wait for its "
-                "end."
-            ) from error
+            claim.enter_context(locked(path, in_use))
+        except OSError as error:
+            raise unwritable(folder, error) from error
         try:
             if any(each.name.startswith(prefix) for each in folder.iterdir()):
                 raise UserError(f"{folder} has tasks named {prefix}… already: choose another folder, or remove them.")

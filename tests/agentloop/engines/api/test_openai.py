@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -127,3 +128,16 @@ async def test_refusals_are_counted_and_judged(service, play, answer):
     trajectory = await play("openai", QUESTION)
     assert trajectory.metrics["api/refusals"] == 1
     assert trajectory.reward == 0.0
+
+
+async def test_lone_surrogates_become_replacement_characters(service, play):
+    question = [{"role": "user", "content": "Weather in \ud800?"}]
+    call = completion("odd \udc00", calls=[("weather", '{"city": "\\ud800"}')])
+    service.script += [call, completion("sunny")]
+    trajectory = await play("openai", question)
+    assert trajectory.stop_reason is StopReason.COMPLETED
+    _, asked, answered = service.requests[1]["messages"]
+    assert service.requests[0]["messages"][0]["content"] == "Weather in \ufffd?"
+    assert asked["content"] == "odd \ufffd"
+    assert answered["content"] == trajectory.messages[2]["content"] == "\ufffd: sunny"
+    assert same(from_dict(json.loads(json.dumps(to_dict(trajectory)))), trajectory)

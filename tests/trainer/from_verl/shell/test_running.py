@@ -92,9 +92,37 @@ def test_unknown_values_are_marked():
     }  # fmt: skip
     assert record.notes == [
         "The script sources ./env.sh, which is not read: check what it sets.",
-        f"A condition of the script depends on {smi}, which counts as empty.",
+        f"A condition or loop of the script depends on {smi}, which counts as empty.",
         "A condition of the script tests /usr, which does not exist in the sandbox: check it.",
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "case $(smi) in a) ;; esac",
+        'N=$(smi); case "${N}x" in a) ;; esac',
+        "N=$(smi | wc -l); if ((N > 4)); then :; fi",
+        "if (($(smi | wc -l) > 4)); then :; fi",
+        "for each in a $(smi) b; do show $each; done",
+        "f() { case $1 in a) ;; esac; }; f $(smi)",
+    ],
+)
+def test_a_condition_or_loop_over_an_output_is_named(line: str):
+    assert _follow(f"i=0; while ((i++ < 3)); do case $i in 1) ;; esac; done; {line}").notes == [
+        "A condition or loop of the script depends on the output of smi, which does not run, which counts as empty."
+    ]
+
+
+def test_an_unset_variable_is_marked_in_every_form():
+    record = _follow(
+        'show "${M##*/}-$(date +%N)-$RANDOM" "${O##*/}" ${M%.*} ${M/a/b} ${M^^} ${M:0:2} ${M:-d} ${O:-d} ${D:=e}\n',
+        O="/own/x",
+    )
+    unset = ["$M, which is not set"]
+    (shown,), (marked,) = _shown(record), [words[1:] for words in record.marked]
+    assert shown == [record.plain(marked[0]), "x", "d", "/own/x", "e"]
+    assert [record.unknowns(word) for word in marked] == [unset, [], unset, unset, unset, unset, [], [], []]
 
 
 @pytest.mark.parametrize(

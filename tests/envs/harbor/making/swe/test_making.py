@@ -4,6 +4,7 @@ import asyncio
 import filecmp
 import inspect
 import json
+import os
 import tempfile
 import textwrap
 import threading
@@ -223,7 +224,8 @@ async def test_a_second_maker_of_the_same_tasks_is_refused(shapes, tmp_path, mon
 
     first = asyncio.create_task(made(shapes, tmp_path / "tasks", 1, Slow()))
     await asyncio.wait_for(begun.wait(), 60)
-    with pytest.raises(UserError, match=r"Another process is making tasks named shapes-1\.2-"):
+    who = rf"\(process {os.getpid()} on .*\): choose another folder, or wait for its end\."
+    with pytest.raises(UserError, match=rf"Another process is making tasks named shapes-1\.2-… in .* {who}"):
         await made(shapes, tmp_path / "tasks", 1, Slow())
     # A later process can see whose folder it is, and removes it if its owner was killed.
     assert [path.read_text() for path in temporary.glob("agentloop-swe-*/.owner")] == [own_label()]
