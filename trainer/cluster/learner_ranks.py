@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, as_completed, wait
-from functools import partial
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -42,6 +42,7 @@ _SETTLE_SECONDS = 10.0
 """Seconds to wait for each rank to answer or to be reported dead, and for rank 0 to return after all have ended."""
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUBLAS_", "HF_", "AGENTLOOP_")
 """Prefixes of environment variables that ranks copy from this process."""
+_CLOSED = "The learner was closed during a call. Run the same command again to resume."
 _OF_THIS_NODE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -70,6 +71,8 @@ class LearnerRanks:
         self._check(reservation)
         self._patience = patience
         self._lock = threading.Lock()
+        self._beginning = threading.Lock()
+        """Held while calls begin, so that `close` knows of each or the call knows that it is closed."""
         self._thread = _RankThread()
         self._objects: Objects = {}
         """Objects of rank 0, if it is in this process."""
@@ -149,12 +152,13 @@ class LearnerRanks:
         With `aside` the ranks accept further calls meanwhile. Raises the error of rank 0 if it is in this process, a
         `UserError` that the ranks raise, or a `UserError` that names a rank that died or raised another error.
         """
-        arguments = session.require_ray().put(args)
+        # Put by the first call: after `close` Ray may be gone, and would start again.
+        arguments = cache(lambda: session.require_ray().put(args))
 
         def call(_rank: int, actor: Any) -> Any:
             if aside:
-                return actor.call_aside.options(concurrency_group=ASIDE).remote(function, arguments)
-            return actor.call.remote(function, arguments)
+                return actor.call_aside.options(concurrency_group=ASIDE).remote(function, arguments())
+            return actor.call.remote(function, arguments())
 
         suspicion = threading.Timer(self._patience, self._log_stacks)
         suspicion.daemon = True
@@ -167,13 +171,17 @@ class LearnerRanks:
     def _everywhere(self, local: Callable[[], T], call: Callable[[int, Any], Any], *, aside: bool = False) -> T:
         if self._failure is not None:
             raise UserError(self._failure)
-        answers: dict[Future[Any], int] = {call(rank, actor).future(): rank for rank, actor in self._actors.items()}
-        self._unanswered |= answers.keys()
+        here: Future[T] | None = None
+        with self._beginning:
+            if self._is_closed:
+                raise UserError(_CLOSED)
+            answers: dict[Future[Any], int] = {call(rank, actor).future(): rank for rank, actor in self._actors.items()}
+            self._unanswered |= answers.keys()
+            if self._in_process:
+                here = _in_new_thread(local) if aside else self._thread.submit(local)
         for answer in answers:
             answer.add_done_callback(self._unanswered.discard)
-        here: Future[T] | None = None
-        if self._in_process:
-            here = _in_new_thread(local) if aside else self._thread.submit(local)
+        if here is not None:
             answers[here] = 0
         refusals: dict[int, UserError] = {}
         for answer in as_completed(answers):
@@ -192,7 +200,7 @@ class LearnerRanks:
         error = _cause(failed.exception())
         assert error is not None
         if self._is_closed:  # Ray may be gone
-            raise UserError("The learner was closed during a call. Run the same command again to resume.") from error
+            raise UserError(_CLOSED) from error
         with self._lock:
             culprit, cause = self._culprit(answers, here, failed) or (None, error)
             if culprit is not None and self._failure is None:
@@ -271,9 +279,10 @@ class LearnerRanks:
 
     def close(self) -> None:
         """End all other ranks, the process group, and Ray if this object started it. Further calls do nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        with self._beginning:
+            if self._is_closed:
+                return
+            self._is_closed = True
         self._kill()
         # After Ctrl-C a thread may wait for a call, which never returns if Ray is gone before it reports the end.
         wait(set(self._unanswered), _SETTLE_SECONDS)

@@ -97,6 +97,15 @@ def test_a_rank_that_dies_before_all_have_joined_is_named(monkeypatch: pytest.Mo
     assert not ray.is_initialized()
 
 
+def test_a_call_after_the_end_is_refused_and_starts_nothing():
+    """As after Ctrl-C between two calls: the rank of this process has no thread any more, and Ray is gone."""
+    ranks = LearnerRanks(2, "cpu")
+    ranks.close()
+    with pytest.raises(UserError, match="The learner was closed"):
+        ranks.run(_meet)
+    assert not ray.is_initialized()
+
+
 def test_a_call_ends_when_the_learner_is_closed_meanwhile(monkeypatch: pytest.MonkeyPatch):
     """As after Ctrl-C: the run waits for the thread that makes the call, which Ray answers only until its shutdown."""
     ranks = LearnerRanks(2, "cpu", in_process=False)
