@@ -27,7 +27,7 @@ _PREFIX = "argument_"
 """Prefix of pydantic field names, so that a parameter may have any name, even that of a method of BaseModel."""
 
 _DATA_KEYS = ("default", "examples", "const", "enum")
-"""Keys of a JSON Schema whose values are no schemas."""
+"""Keys of a JSON Schema whose values are data, not schemas."""
 _MAX_SHOWN = 80
 _MAX_PROBLEMS = 5
 _MAX_MESSAGE = 200

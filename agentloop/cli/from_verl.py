@@ -22,8 +22,8 @@ class _BeforeAScript(TyperCommand):
             name = word.partition("=")[0]
             if len(name) > 1 and name.startswith("-") and not {name, name[:2]} & set(known):
                 raise UserError(
-                    f"There is no option {name!r}.{nearest(name, known)} Words after -- are arguments of the script: "
-                    "agentloop from-verl -o run.yaml -- run.sh --model qwen"
+                    f"There is no option {name!r}.{nearest(name, known)} If it belongs to the script, write -- before "
+                    "the script: agentloop from-verl -o run.yaml -- run.sh --model qwen"
                 )
         return super().parse_args(ctx, args)
 

@@ -41,9 +41,11 @@ def trained_model(root: Path, step: int | None = None) -> tuple[Path, str]:
 def export(root: Path, output: Path, *, step: int | None = None, dtype: str | None = None) -> int:
     """Write the model of a checkpoint as a Hugging Face folder `output`, and return its step.
 
-    `step` defaults to the newest checkpoint. `dtype` is float32, bfloat16, float16 or auto, by default
-    learner.save_dtype of the run. Raises `UserError` if there is no such checkpoint, if `output`
-    exists, or if it cannot be created.
+    `step` defaults to the newest checkpoint. `dtype` is float32, bfloat16, float16 or auto; the default is the
+    learner.save_dtype of the run.
+
+    Raises:
+        UserError: There is no such checkpoint, or `output` exists or cannot be created.
     """
     if os.path.lexists(output):
         raise UserError(f"{output} exists. Export to a new folder.")

@@ -182,7 +182,8 @@ def test_options_of_a_script_come_after_dashes(tmp_path: Path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["from-verl", script, "--model=qwen"])
     assert ended.value.code == 2
-    assert "There is no option '--model'. Words after -- are arguments of the script" in capsys.readouterr().err
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "There is no option '--model'. If it belongs to the script, write -- before the script: agentloop" in shown
     with pytest.raises(SystemExit):
         main(["from-verl", script, "--ouput", "run.yaml"])
     assert "There is no option '--ouput'. Did you mean '--output'?" in capsys.readouterr().err
