@@ -13,6 +13,7 @@ from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.trainer.batch.train_batch import Sample, TrainBatch
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from agentloop.trainer.model import fp8
+from agentloop.trainer.model.kernels.fp8_rounding import round_to_fp8
 from tests.support.tiny import random_batch, save_small_qwen3
 
 pytestmark = pytest.mark.gpu
@@ -32,6 +33,22 @@ def test_products_and_gradients_are_near_float32(scales: str, tokens: int):
     product = exact[0] @ exact[1].t()
     for got, want in zip(found, [product, *torch.autograd.grad(product, exact, grad.float())], strict=True):
         assert (got.float() - want).norm() < 0.08 * want.norm()
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("shape", [(1, 16), (1013, 272), (4096, 2560)])
+def test_the_kernel_rounds_as_plain_torch_does(shape: tuple[int, int], wide: bool, by_row: bool):
+    torch.manual_seed(0)
+    matrix = torch.randn(shape).bfloat16()
+    scales = [fp8._scale(matrix, dim, by_row=by_row, wide=wide) for dim in (1, 0)]
+    for rows, columns in ((True, True), (True, False), (False, True)):
+        wanted = [scale if used else None for scale, used in zip(scales, (rows, columns), strict=True)]
+        on_gpu = [None if scale is None else scale.cuda() for scale in wanted]
+        for found, want in zip(
+            round_to_fp8(matrix.cuda(), *on_gpu, wide), round_to_fp8(matrix, *wanted, wide), strict=True
+        ):
+            assert torch.equal(found.cpu().view(torch.uint8), want.view(torch.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +112,13 @@ async def test_vllm_rounds_the_weights_of_each_update(large: Path):
     await engine.start()
     try:
         before = await _samples(engine)
-        assert 1e-4 < _gap(learner, before) < 0.1
+        gap = _gap(learner, before)
+        assert 1e-4 < gap < 0.3, "a random model of this size loses this much to FP8"
         for version in (1, 2, 3):
             learner.step(TrainBatch(before))
             await learner.publish(engine, version)
             assert engine.loads_by == ("loader" if version == 1 else "copies")
-            assert _gap(learner, before) > 0.1, "the learner has moved"
-            assert 1e-4 < _gap(learner, await _samples(engine)) < 0.1
+            assert _gap(learner, before) > 2 * gap, "the learner has moved"
+            assert 1e-4 < _gap(learner, await _samples(engine)) < 1.5 * gap
     finally:
         await engine.close()

@@ -15,11 +15,9 @@ from torch.nn import functional as F
 
 from agentloop.config.learner import Fp8Name
 from agentloop.errors import UserError
+from agentloop.trainer.model.kernels.fp8_rounding import MULTIPLE, round_to_fp8
 from agentloop.trainer.model.lora import ROUTER, LoraLinear, Product
 
-_FORWARD, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
-_MULTIPLE = 16
-"""Matrix units need dimensions that are multiples of this."""
 _CAPABILITY = (8, 9)
 """CUDA capability of the first GPUs that have FP8: Ada, then Hopper."""
 
@@ -54,14 +52,14 @@ def convert(model: nn.Module, layers: Sequence[nn.Module], scales: Fp8Name) -> N
     if not converted:
         raise UserError(
             f"learner.fp8 is {scales}, but no linear layer of this model has dimensions that are multiples of "
-            f"{_MULTIPLE}. Set learner.fp8=off."
+            f"{MULTIPLE}. Set learner.fp8=off."
         )
 
 
 def _fits(module: nn.Module) -> bool:
     if type(module) is not nn.Linear and not isinstance(module, LoraLinear):
         return False
-    return all(size % _MULTIPLE == 0 for size in module.weight.shape)
+    return all(size % MULTIPLE == 0 for size in module.weight.shape)
 
 
 class Fp8Linear(nn.Module):
@@ -94,77 +92,60 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, by_row: bool)
     """
     if hidden.dtype != torch.bfloat16:
         return F.linear(hidden, weight, bias)
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    # Gradients of weights sum over rows, whose number must be a multiple, too.
-    padded = F.pad(rows, (0, 0, 0, -len(rows) % _MULTIPLE))
-    function = _RowScales if by_row else _TensorScales
-    out: Tensor = function.apply(padded, weight)
-    out = out[: len(rows)].reshape(*hidden.shape[:-1], -1)
+    is_on = torch.is_grad_enabled()
+    needs = is_on and hidden.requires_grad, is_on and weight.requires_grad
+    out: Tensor = _Linear.apply(hidden.reshape(-1, hidden.shape[-1]), weight, by_row, *needs)
+    out = out.reshape(*hidden.shape[:-1], -1)
     return out if bias is None else out + bias
 
 
-class _TensorScales(torch.autograd.Function):
-    """The product with one scale for a matrix: each matrix is rounded once and then transposed.
+class _Linear(torch.autograd.Function):
+    """The product of rows [tokens, in] with weight [out, in]^T, and the two products of its backward.
 
-    Gradients are in e5m2, which has a wider range. The backward keeps the input in 8 bits.
+    The backward keeps both matrices in 8 bits. With one scale for a matrix, gradients are in e5m2, which has a wider
+    range.
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
-        left, left_scale = _rounded(rows)
-        right, right_scale = _rounded(weight)
-        ctx.save_for_backward(left, left_scale, weight)
-        return _product(left, right, left_scale, right_scale, fast=True)
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, by_row: bool, rows_need_grad: bool, weight_needs_grad: bool
+    ) -> Tensor:
+        scales = [_scale(matrix, 1, by_row=by_row) for matrix in (rows, weight)]
+        row_scale = _scale(rows, 0, by_row=by_row) if weight_needs_grad else None
+        weight_scale = _scale(weight, 0, by_row=by_row) if rows_need_grad else None
+        left, rows_transposed = round_to_fp8(rows, scales[0], row_scale, False)
+        right, weight_transposed = round_to_fp8(weight, scales[1], weight_scale, False)
+        ctx.by_row = by_row
+        ctx.save_for_backward(rows_transposed, row_scale, weight_transposed, weight_scale)
+        return _product(left, right, *scales, fast=True)[: rows.shape[0]]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        rows, row_scale, weight = ctx.saved_tensors
-        grad, scale = _rounded(grads[0], dtype=_WIDE)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        rows, row_scale, weight, weight_scale = ctx.saved_tensors
+        grad, wide = grads[0], not ctx.by_row
+        scale = None if weight_scale is None else _scale(grad, 1, by_row=ctx.by_row, wide=wide)
+        column_scale = None if row_scale is None else _scale(grad, 0, by_row=ctx.by_row, wide=wide)
+        left, transposed = round_to_fp8(grad, scale, column_scale, wide)
         of_rows = of_weight = None
-        if ctx.needs_input_grad[0]:
-            right, right_scale = _rounded(weight)
-            of_rows = _product(grad, _transposed(right), scale, right_scale)
-        if ctx.needs_input_grad[1]:
-            of_weight = _product(_transposed(grad), _transposed(rows), scale, row_scale)
-        return of_rows, of_weight
+        if scale is not None:
+            of_rows = _product(left, weight, scale, weight_scale)[: grad.shape[0]]
+        if column_scale is not None:
+            of_weight = _product(transposed, rows, column_scale, row_scale)
+        return of_rows, of_weight, None, None, None
 
 
-class _RowScales(torch.autograd.Function):
-    """The product with one scale for each row of a matrix, so each product rounds its own two matrices."""
+def _scale(matrix: Tensor, dim: int, *, by_row: bool, wide: bool = False) -> Tensor:
+    """Return the scale with which the largest value becomes that of FP8, float32: [] or that of each row, [rows, 1].
 
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, weight)
-        return _product(*_rounded_pair(rows, weight), fast=True)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        rows, weight = ctx.saved_tensors
-        of_rows = of_weight = None
-        if ctx.needs_input_grad[0]:
-            of_rows = _product(*_rounded_pair(grads[0], _transposed(weight)))
-        if ctx.needs_input_grad[1]:
-            of_weight = _product(*_rounded_pair(_transposed(grads[0]), _transposed(rows)))
-        return of_rows, of_weight
+    With `dim` 0 rows are those of the transposed matrix.
+    """
+    largest = matrix.abs().amax(dim)[:, None] if by_row else matrix.abs().amax()
+    # Literals: torch would compile floats of a module as inputs of the graph, which fails in several such functions.
+    return (largest.float() / (57344.0 if wide else 448.0)).clamp(min=1e-12)
 
 
 def _product(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, *, fast: bool = False) -> Tensor:
     """Return left [m, k] @ right [n, k]^T, both in FP8. `fast` sums with fewer bits, which the forward can afford."""
+    if left_scale.dim():
+        left_scale = F.pad(left_scale, (0, 0, 0, left.shape[0] - left_scale.shape[0]), value=1.0)
     return torch._scaled_mm(left, right.t(), left_scale, right_scale.t(), out_dtype=torch.bfloat16, use_fast_accum=fast)
-
-
-def _rounded_pair(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    (left, left_scale), (right, right_scale) = _rounded(left, by_row=True), _rounded(right, by_row=True)
-    return left, right, left_scale, right_scale
-
-
-def _rounded(matrix: Tensor, *, dtype: torch.dtype = _FORWARD, by_row: bool = False) -> tuple[Tensor, Tensor]:
-    """Return a matrix in FP8, and its scales: float32 [rows, 1] or []. The largest value becomes that of the dtype."""
-    # Literals: torch would compile floats of a module as inputs of the graph, which fails in several such functions.
-    largest = matrix.abs().amax(1, keepdim=True) if by_row else matrix.abs().amax()
-    scale = (largest.float() / (448.0 if dtype == _FORWARD else 57344.0)).clamp(min=1e-12)
-    return (matrix.float() / scale).to(dtype), scale
-
-
-def _transposed(matrix: Tensor) -> Tensor:
-    return matrix.t().contiguous()
