@@ -5,7 +5,8 @@
 Both engines have the random weights of a learner of the same shape, caches of the same size, and are measured in
 alternation. An update is everything from the learner's weights to an engine that samples with them; it runs with
 requests in flight. The gap is the average difference of log-probabilities between an engine and a learner whose layers
-multiply in bfloat16 or in FP8. Random weights have small logits: benchmarks.rollout.logprob_gap measures real ones.
+multiply in bfloat16 or in FP8. `gpu_busy` is the share of the time in which a kernel ran. Random weights have small
+logits: benchmarks.rollout.logprob_gap measures real ones.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from agentloop.engines.vllm.engine import VllmEngine
 from agentloop.trainer.batch.train_batch import Sample
 from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 from benchmarks import results_file
+from benchmarks.learner.gpu_use import GpuUse
 from benchmarks.learner.qwen3 import SHAPES, model_config, random_model
 
 QUANTIZATIONS = {"bfloat16": None, "fp8": "fp8"}
-SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+SIZES = [1, 8, 16, 64, 128, 256]
 """Numbers of requests for which vLLM captures graphs."""
 
 
@@ -45,6 +47,7 @@ def engine_of(folder: Path, quantization: str | None, args: argparse.Namespace) 
         gpu_memory_utilization=args.memory,
         kv_cache_memory_bytes=args.cache_gib << 30,
         shares_gpu=True,
+        distributed_executor_backend=args.executor,
         compilation_config={"cudagraph_capture_sizes": [size for size in SIZES if size <= max(args.in_flight)]},
     )
 
@@ -80,14 +83,18 @@ async def speeds(engines: dict[str, VllmEngine], args: argparse.Namespace) -> di
     found: dict[str, Any] = {}
     for in_flight in args.in_flight:
         rates: dict[str, list[float]] = {name: [] for name in engines}
+        busy: dict[str, list[float | None]] = {name: [] for name in engines}
         for repeat in range(args.repeats + 1):
             for name, engine in engines.items():
                 started = time.perf_counter()
-                samples = await play(engine, args, in_flight, seed=repeat)
+                with GpuUse() as gpu:
+                    samples = await play(engine, args, in_flight, seed=repeat)
                 rates[name].append(sum(s.num_sampled for s in samples) / (time.perf_counter() - started))
+                busy[name].append(gpu.busy)
         medians = {name: statistics.median(rate[1:]) for name, rate in rates.items()}  # the first is a warm-up
         found[f"{in_flight}_in_flight"] = {
             "tokens_per_second": rates,
+            "gpu_busy": busy,
             "fp8_over_bfloat16": medians["fp8"] / medians["bfloat16"],
         }
         print(in_flight, found[f"{in_flight}_in_flight"], flush=True)
@@ -147,6 +154,7 @@ async def measure(folder: Path, args: argparse.Namespace, write: Callable[[dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="4B")
+    parser.add_argument("--executor", choices=["uni", "mp"], help="executor of vLLM; with mp the model has a process")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--sampled", type=int, default=256)

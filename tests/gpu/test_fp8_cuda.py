@@ -41,13 +41,9 @@ def test_products_and_gradients_are_near_float32(scales: str, tokens: int):
 def test_the_kernel_rounds_as_plain_torch_does(shape: tuple[int, int], wide: bool, by_row: bool):
     torch.manual_seed(0)
     matrix = torch.randn(shape).bfloat16()
-    scales = [fp8._scale(matrix, dim, by_row=by_row, wide=wide) for dim in (1, 0)]
-    for rows, columns in ((True, True), (True, False), (False, True)):
-        wanted = [scale if used else None for scale, used in zip(scales, (rows, columns), strict=True)]
-        on_gpu = [None if scale is None else scale.cuda() for scale in wanted]
-        for found, want in zip(
-            round_to_fp8(matrix.cuda(), *on_gpu, wide), round_to_fp8(matrix, *wanted, wide), strict=True
-        ):
+    for plain, transposed in ((True, True), (True, False), (False, True)):
+        kind = plain, transposed, by_row, wide
+        for found, want in zip(round_to_fp8(matrix.cuda(), *kind), round_to_fp8(matrix, *kind), strict=True):
             assert torch.equal(found.cpu().view(torch.uint8), want.view(torch.uint8))
 
 

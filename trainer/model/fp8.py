@@ -110,42 +110,25 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor, by_row: bool, rows_need_grad: bool, weight_needs_grad: bool
     ) -> Tensor:
-        scales = [_scale(matrix, 1, by_row=by_row) for matrix in (rows, weight)]
-        row_scale = _scale(rows, 0, by_row=by_row) if weight_needs_grad else None
-        weight_scale = _scale(weight, 0, by_row=by_row) if rows_need_grad else None
-        left, rows_transposed = round_to_fp8(rows, scales[0], row_scale, False)
-        right, weight_transposed = round_to_fp8(weight, scales[1], weight_scale, False)
+        left, rows_transposed, left_scale, rows_scale = round_to_fp8(rows, True, weight_needs_grad, by_row, False)
+        right, weight_transposed, right_scale, weight_scale = round_to_fp8(weight, True, rows_need_grad, by_row, False)
         ctx.by_row = by_row
-        ctx.save_for_backward(rows_transposed, row_scale, weight_transposed, weight_scale)
-        return _product(left, right, *scales, fast=True)[: rows.shape[0]]
+        ctx.save_for_backward(rows_transposed, rows_scale, weight_transposed, weight_scale)
+        return _product(left, right, left_scale, right_scale, fast=True)[: rows.shape[0]]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        rows, row_scale, weight, weight_scale = ctx.saved_tensors
-        grad, wide = grads[0], not ctx.by_row
-        scale = None if weight_scale is None else _scale(grad, 1, by_row=ctx.by_row, wide=wide)
-        column_scale = None if row_scale is None else _scale(grad, 0, by_row=ctx.by_row, wide=wide)
-        left, transposed = round_to_fp8(grad, scale, column_scale, wide)
+        rows, rows_scale, weight, weight_scale = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:2]
+        grad, transposed, scale, transposed_scale = round_to_fp8(grads[0], *needs, ctx.by_row, not ctx.by_row)
         of_rows = of_weight = None
-        if scale is not None:
-            of_rows = _product(left, weight, scale, weight_scale)[: grad.shape[0]]
-        if column_scale is not None:
-            of_weight = _product(transposed, rows, column_scale, row_scale)
+        if needs[0]:
+            of_rows = _product(grad, weight, scale, weight_scale)[: grads[0].shape[0]]
+        if needs[1]:
+            of_weight = _product(transposed, rows, transposed_scale, rows_scale)
         return of_rows, of_weight, None, None, None
-
-
-def _scale(matrix: Tensor, dim: int, *, by_row: bool, wide: bool = False) -> Tensor:
-    """Return the scale with which the largest value becomes that of FP8, float32: [] or that of each row, [rows, 1].
-
-    With `dim` 0 rows are those of the transposed matrix.
-    """
-    largest = matrix.abs().amax(dim)[:, None] if by_row else matrix.abs().amax()
-    # Literals: torch would compile floats of a module as inputs of the graph, which fails in several such functions.
-    return (largest.float() / (57344.0 if wide else 448.0)).clamp(min=1e-12)
 
 
 def _product(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, *, fast: bool = False) -> Tensor:
     """Return left [m, k] @ right [n, k]^T, both in FP8. `fast` sums with fewer bits, which the forward can afford."""
-    if left_scale.dim():
-        left_scale = F.pad(left_scale, (0, 0, 0, left.shape[0] - left_scale.shape[0]), value=1.0)
     return torch._scaled_mm(left, right.t(), left_scale, right_scale.t(), out_dtype=torch.bfloat16, use_fast_accum=fast)

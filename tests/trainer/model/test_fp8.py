@@ -22,7 +22,7 @@ def rounded(matrix: torch.Tensor, dtype: torch.dtype, *, by_row: bool) -> torch.
     matrix = matrix.float()
     largest = matrix.abs().amax(1, keepdim=True) if by_row else matrix.abs().max()
     scale = (largest / torch.finfo(dtype).max).clamp(min=1e-12)
-    return ((matrix / scale).to(dtype).float() * scale).double()
+    return ((matrix * (1 / scale)).to(dtype).float() * scale).double()
 
 
 def of_rounded(hidden, weight, grad, *, by_row):

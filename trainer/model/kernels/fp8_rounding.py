@@ -12,40 +12,57 @@ from torch import Tensor
 NARROW, WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16
 """Matrix units need dimensions that are multiples of this."""
+SMALLEST = 1e-12
+"""Smallest scale: that of a matrix of zeros."""
 
 
 @torch.library.custom_op("agentloop::round_to_fp8", mutates_args=())
 def round_to_fp8(
-    matrix: Tensor, row_scale: Tensor | None, column_scale: Tensor | None, wide: bool
-) -> tuple[Tensor, Tensor]:
-    """Divide `matrix` [m, n] by scales and round it to e4m3, or to e5m2 if `wide`.
+    matrix: Tensor, plain: bool, transposed: bool, by_row: bool, wide: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Round `matrix` [m, n] to e4m3, or to e5m2 if `wide`, divided by scales.
 
-    Returns the rounded matrix [m', n], divided by `row_scale`, and the transposed one [n, m'], divided by
-    `column_scale`. m' is the next multiple of 16, and the added rows are zero. A scale is float32 [] for all, or [m, 1]
-    and [n, 1]. What has the scale None is not computed: an empty tensor. No value may be larger than its scale times
-    the largest of FP8.
+    Returns the rounded matrix [m', n] if `plain`, the transposed one [n, m'] if `transposed`, and the scales of the
+    first and of the second. m' is the next multiple of 16, and the added rows are zero. What is not asked for is empty.
+    Scales are float32: [1, 1], or with `by_row` one for each row of the result, [m', 1] and [n, 1]. With its scale the
+    largest value becomes the largest of FP8.
     """
     if matrix.is_cuda:
         from agentloop.trainer.model.kernels import fp8_rounding_triton
 
-        return fp8_rounding_triton.round_to_fp8(matrix, row_scale, column_scale, wide)
-    rounded, transposed = empty(matrix, row_scale, column_scale, wide)
-    if row_scale is not None:
-        rounded.zero_()[: len(matrix)] = (matrix.float() / row_scale).to(rounded.dtype)
-    if column_scale is not None:
-        transposed.zero_()[:, : len(matrix)] = (matrix.t().float() / column_scale).to(transposed.dtype)
-    return rounded, transposed
+        return fp8_rounding_triton.round_to_fp8(matrix, plain, transposed, by_row, wide)
+    found = empty(matrix, plain, transposed, by_row, wide)
+    for source, result, scale in ((matrix, found[0], found[2]), (matrix.t(), found[1], found[3])):
+        if result.numel():
+            largest = source.abs().amax(1, keepdim=True) if by_row else source.abs().amax()
+            rows, columns = source.shape
+            scale.fill_(SMALLEST)[: rows if by_row else 1] = (largest.float() / largest_of(wide)).clamp(min=SMALLEST)
+            rounded = source.float() * (1.0 / scale[: rows if by_row else 1])
+            result.zero_()[:rows, :columns] = rounded.to(result.dtype)
+    return found
 
 
 @round_to_fp8.register_fake
-def empty(matrix: Tensor, row_scale: Tensor | None, column_scale: Tensor | None, wide: bool) -> tuple[Tensor, Tensor]:
+def empty(
+    matrix: Tensor, plain: bool, transposed: bool, by_row: bool, wide: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return tensors for the results of `round_to_fp8`."""
     rows, columns = padded(matrix.shape[0]), matrix.shape[1]
     dtype = WIDE if wide else NARROW
-    rounded = matrix.new_empty((0,) if row_scale is None else (rows, columns), dtype=dtype)
-    return rounded, matrix.new_empty((0,) if column_scale is None else (columns, rows), dtype=dtype)
+
+    def scale(number: int, wanted: bool) -> Tensor:
+        return matrix.new_empty((number if by_row else 1, 1) if wanted else (0,), dtype=torch.float32)
+
+    rounded = matrix.new_empty((rows, columns) if plain else (0,), dtype=dtype)
+    turned = matrix.new_empty((columns, rows) if transposed else (0,), dtype=dtype)
+    return rounded, turned, scale(rows, plain), scale(columns, transposed)
 
 
 def padded(rows: int) -> int:
     """Return the next multiple of `MULTIPLE`."""
     return (rows + MULTIPLE - 1) // MULTIPLE * MULTIPLE
+
+
+def largest_of(wide: bool) -> float:
+    """Return the largest value of the type."""
+    return torch.finfo(WIDE if wide else NARROW).max
