@@ -12,7 +12,7 @@ from torch import Tensor
 NARROW, WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16
 """Matrix units need dimensions that are multiples of this."""
-SMALLEST = 1e-12
+_SMALLEST = 1e-12
 """Smallest scale: that of a matrix of zeros."""
 
 
@@ -27,27 +27,28 @@ def round_to_fp8(
     Scales are float32: [1, 1], or with `by_row` one for each row of the result, [m', 1] and [n, 1]. With its scale the
     largest value becomes the largest of FP8.
     """
+    found = _empty(matrix, plain, transposed, by_row, wide)
+    limit = torch.finfo(WIDE if wide else NARROW).max
     if matrix.is_cuda:
         from agentloop.trainer.model.kernels import fp8_rounding_triton
 
-        return fp8_rounding_triton.round_to_fp8(matrix, plain, transposed, by_row, wide)
-    found = empty(matrix, plain, transposed, by_row, wide)
+        fp8_rounding_triton.round_to_fp8(matrix, found, by_row, limit, _SMALLEST)
+        return found
     for source, result, scale in ((matrix, found[0], found[2]), (matrix.t(), found[1], found[3])):
         if result.numel():
             largest = source.abs().amax(1, keepdim=True) if by_row else source.abs().amax()
             rows, columns = source.shape
-            scale.fill_(SMALLEST)[: rows if by_row else 1] = (largest.float() / largest_of(wide)).clamp(min=SMALLEST)
+            scale.fill_(_SMALLEST)[: rows if by_row else 1] = (largest.float() / limit).clamp(min=_SMALLEST)
             rounded = source.float() * (1.0 / scale[: rows if by_row else 1])
             result.zero_()[:rows, :columns] = rounded.to(result.dtype)
     return found
 
 
 @round_to_fp8.register_fake
-def empty(
+def _empty(
     matrix: Tensor, plain: bool, transposed: bool, by_row: bool, wide: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return tensors for the results of `round_to_fp8`."""
-    rows, columns = padded(matrix.shape[0]), matrix.shape[1]
+    rows, columns = (matrix.shape[0] + MULTIPLE - 1) // MULTIPLE * MULTIPLE, matrix.shape[1]
     dtype = WIDE if wide else NARROW
 
     def scale(number: int, wanted: bool) -> Tensor:
@@ -56,13 +57,3 @@ def empty(
     rounded = matrix.new_empty((rows, columns) if plain else (0,), dtype=dtype)
     turned = matrix.new_empty((columns, rows) if transposed else (0,), dtype=dtype)
     return rounded, turned, scale(rows, plain), scale(columns, transposed)
-
-
-def padded(rows: int) -> int:
-    """Return the next multiple of `MULTIPLE`."""
-    return (rows + MULTIPLE - 1) // MULTIPLE * MULTIPLE
-
-
-def largest_of(wide: bool) -> float:
-    """Return the largest value of the type."""
-    return torch.finfo(WIDE if wide else NARROW).max

@@ -10,10 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from agentloop.trainer.model.kernels import fp8_rounding
-
 _ROWS, _COLUMNS, _WARPS = 128, 128, 8
-_SMALLEST = tl.constexpr(fp8_rounding.SMALLEST)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -54,8 +51,8 @@ def _largest(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _scale(largest, places, mask, limit: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.maximum(tl.div_rn(tl.load(largest + places, mask=mask, other=0.0), limit), _SMALLEST)
+def _scale(largest, places, mask, limit: tl.constexpr, smallest: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.maximum(tl.div_rn(tl.load(largest + places, mask=mask, other=0.0), limit), smallest)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -72,6 +69,7 @@ def _round(  # type: ignore[no-untyped-def]
     padded,
     stride,
     limit: tl.constexpr,
+    smallest: tl.constexpr,
     PLAIN: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     BY_ROW: tl.constexpr,
@@ -83,7 +81,7 @@ def _round(  # type: ignore[no-untyped-def]
     inside = has_row[:, None] & has_column[None, :]
     if PLAIN:
         places = first_row + row if BY_ROW else row * 0
-        scale = _scale(of_rows, places, has_row, limit)
+        scale = _scale(of_rows, places, has_row, limit, smallest)
         if first_column == 0:
             tl.store(row_scale + places, scale, mask=has_row)
         block = (values * tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), scale)[:, None]).to(plain.dtype.element_ty)
@@ -92,26 +90,26 @@ def _round(  # type: ignore[no-untyped-def]
     if TRANSPOSED:
         if BY_ROW or not PLAIN:
             places = first_column + column if BY_ROW else column * 0
-            scale = _scale(of_columns, places, has_column, limit)
+            scale = _scale(of_columns, places, has_column, limit, smallest)
             if first_row == 0:
                 tl.store(column_scale + places, scale, mask=has_column)
             block = values * tl.div_rn(tl.full((COLUMNS,), 1.0, tl.float32), scale)[None, :]
             block = block.to(transposed.dtype.element_ty)
         elif first_row == 0 and first_column == 0:
-            tl.store(column_scale, _scale(of_columns, 0, True, limit))
+            tl.store(column_scale, _scale(of_columns, 0, True, limit, smallest))
         start = transposed + first_column.to(tl.int64) * padded + first_row
         tl.store(start + column[:, None] * padded + row[None, :], tl.trans(block), mask=tl.trans(inside))
 
 
 def round_to_fp8(
-    matrix: Tensor, plain: bool, transposed: bool, by_row: bool, wide: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `fp8_rounding.round_to_fp8`."""
+    matrix: Tensor, found: tuple[Tensor, Tensor, Tensor, Tensor], by_row: bool, limit: float, smallest: float
+) -> None:
+    """Fill `found`, the results of `fp8_rounding.round_to_fp8`. `limit` is the largest value of their type."""
     if matrix.stride(1) != 1:
         matrix = matrix.contiguous()
     rows, columns = matrix.shape
-    padded = fp8_rounding.padded(rows)
-    found = fp8_rounding.empty(matrix, plain, transposed, by_row, wide)
+    plain, transposed = found[0].numel() > 0, found[1].numel() > 0
+    padded = found[0].shape[0] if plain else found[1].shape[1]
     largest = matrix.new_zeros(padded + columns if by_row else 1, dtype=torch.float32)
     of_columns = largest[padded:] if by_row else largest
     grid = triton.cdiv(columns, _COLUMNS), triton.cdiv(padded, _ROWS)
@@ -127,8 +125,8 @@ def round_to_fp8(
             columns,
             padded,
             matrix.stride(0),
-            limit=fp8_rounding.largest_of(wide),
+            limit=limit,
+            smallest=smallest,
             **kind,
             num_warps=_WARPS,
         )
-    return found
