@@ -22,14 +22,25 @@ _PARTS = {"lora_a": "lora_A", "lora_b": "lora_B"}
 """Names of the two matrices here and in peft."""
 
 
-def start_arguments(rank: int) -> dict[str, Any]:
-    """Return the arguments with which vLLM starts for an adapter of this rank. Raises `UserError` for a large rank."""
+def start_arguments(rank: int, compilation: Any = None) -> dict[str, Any]:
+    """Return the arguments with which vLLM starts for an adapter of this rank. Raises `UserError` for a large rank.
+
+    `compilation` is the user's `compilation_config`. Every turn uses the adapter, so vLLM need not capture CUDA graphs
+    for turns without one.
+    """
     if rank > _RANKS[-1]:
         raise UserError(
             f"learner.lora.rank is {rank}, and vLLM takes adapters of rank {_RANKS[-1]} at most. Lower it, or set "
             "learner.lora.publish=merged."
         )
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": next(each for each in _RANKS if each >= rank)}
+    if compilation is None or isinstance(compilation, Mapping):
+        compilation = {"cudagraph_specialize_lora": False, **(compilation or {})}
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": next(each for each in _RANKS if each >= rank),
+        "compilation_config": compilation,
+    }
 
 
 def request() -> Any:

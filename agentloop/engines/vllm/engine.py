@@ -88,7 +88,7 @@ class VllmEngine(Engine):
             "enforce_eager": enforce_eager,
             "max_num_seqs": max_num_seqs,
             "quantization": quantization,
-            **({} if adapters is None else start_arguments(adapters)),
+            **({} if adapters is None else start_arguments(adapters, engine_args.pop("compilation_config", None))),
             **engine_args,
         }
         self._adapters = adapters

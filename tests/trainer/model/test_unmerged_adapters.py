@@ -63,6 +63,8 @@ def test_adapters_that_do_not_fit_the_model_are_refused(shapes: dict[str, tuple[
 
 def test_vllm_pads_ranks_and_refuses_large_ones():
     assert start_arguments(20)["max_lora_rank"] == 32
+    sizes = {"cudagraph_capture_sizes": [1, 8]}
+    assert start_arguments(8, sizes)["compilation_config"] == {"cudagraph_specialize_lora": False, **sizes}
     with pytest.raises(UserError, match="rank is 600, and vLLM takes adapters of rank 512 at most"):
         start_arguments(600)
 
