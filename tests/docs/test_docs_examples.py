@@ -32,6 +32,7 @@ PAGES = (
     "guides/sandboxes.md",
     "coming-from/verl.md",
     "guides/view.md",
+    "reference/tools.md",
 )
 _BLOCK = re.compile(r'^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 
@@ -103,9 +104,8 @@ def options_of(found: object, *, skip: int = 0) -> set[str]:
 
 
 def test_tables_list_every_tool_option():
-    sections = dict(
-        re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", (DOCS / "guides/tools.md").read_text(), re.DOTALL | re.M)
-    )
+    text = (DOCS / "reference/tools.md").read_text()
+    sections = dict(re.findall(r"^## `(\w+)`\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE))
     own = {name for name, entry in registry.TOOLS.entry_points().items() if package_of(entry) == "agentloop"}
     assert set(sections) == own
     for name, text in sections.items():
