@@ -30,6 +30,7 @@ PAGES = (
     "guides/datasets.md",
     "guides/gateway.md",
     "guides/sandboxes.md",
+    "scaling/sandbox-daemon.md",
     "coming-from/verl.md",
     "guides/view.md",
     "reference/tools.md",
