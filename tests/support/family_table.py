@@ -1,4 +1,4 @@
-"""The table of model families in docs/concepts/models.md, made from what scripts/model-families measured."""
+"""The table of model families in docs/reference/models.md, made from what scripts/model-families measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentloop.trainer.sizing.megatron_models import SUPPORTED
 
 _ROOT = Path(__file__).resolve().parents[2]
 RESULT = _ROOT / "benchmarks" / "results" / "model_families.json"
-PAGE = _ROOT / "docs" / "concepts" / "models.md"
+PAGE = _ROOT / "docs" / "reference" / "models.md"
 _BEGIN, _END = "<!-- scripts/model-families writes this -->\n", "<!-- up to here -->\n"
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest difference of log-probabilities of vLLM: that of any token in float32, the median of them in bfloat16."""

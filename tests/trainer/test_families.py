@@ -16,7 +16,7 @@ _REFUSALS = "cannot be trained", "cannot be loaded", "the learner does not suppo
 
 @pytest.fixture(scope="module")
 def documented() -> dict[str, set[str]]:
-    """Families of the table in docs/concepts/models.md, by what was measured."""
+    """Families of the table in docs/reference/models.md, by what was measured."""
     found = family_table.read()
     exact = {name for name, result in found["families"].items() if result["learner"] == {}}
     return {"Exact": exact, "Refused": found["families"].keys() - exact, "Untested": set(found["not_built"])}

@@ -11,7 +11,7 @@ from agentloop.errors import UserError
 _LARGE = 0.1
 """Difference in nats that is logged. Roundings of bfloat16 make 0.04 with pretrained weights (docs/benchmarks.md)."""
 _CAUSES = (
-    "Likely causes: the engine computes this model family differently (docs/concepts/models.md has a table), it did "
+    "Likely causes: the engine computes this model family differently (docs/reference/models.md has a table), it did "
     "not load all weights, or its model is quantised"
 )
 

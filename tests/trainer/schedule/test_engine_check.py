@@ -19,7 +19,7 @@ def config(**sections):
 def test_a_difference_that_no_rounding_explains_ends_the_run(difference):
     with pytest.raises(UserError) as caught:
         check_engine({"logprob_diff": difference}, config(), step=1)
-    for word in ("'hf'", f"{difference:.3g} nats", "run.max_logprob_diff is 0.3", "docs/concepts/models.md"):
+    for word in ("'hf'", f"{difference:.3g} nats", "run.max_logprob_diff is 0.3", "docs/reference/models.md"):
         assert word in str(caught.value)
 
 

@@ -1,6 +1,6 @@
 """vLLM samples from small models of many families with the log-probabilities of transformers, before and after updates.
 
-What vLLM for CPU cannot run is in the table of docs/concepts/models.md, with vLLM's message.
+What vLLM for CPU cannot run is in the table of docs/reference/models.md, with vLLM's message.
 """
 
 import json
