@@ -35,7 +35,7 @@ TOOLS = (
     {"type": "function", "function": {"name": "forecast", "parameters": ARGUMENTS}},
 )
 STRICT = frozenset({"weather", "forecast"})
-_DOCS = Path(__file__).parents[4] / "docs" / "guides" / "gateway.md"
+_DOCS = Path(__file__).parents[4] / "docs" / "reference" / "gateway.md"
 REFUSED = sorted(set(FORMATS) - set(CONSTRAINED))
 
 
