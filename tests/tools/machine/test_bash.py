@@ -134,3 +134,16 @@ class _Shell:
 
 async def _done(value):
     return value
+
+
+async def test_only_newlines_end_lines(sessions):
+    text = "a\n\x0cb\u2028c\rd\ne"
+    await _call(sessions, "edit", command="create", path="/srv/lines", file_text=text)
+    assert await _call(sessions, "edit", command="view", path="/srv/lines") == (
+        "     1\ta\n     2\t\x0cb\u2028c\rd\n     3\te"
+    )
+    await _call(sessions, "edit", command="insert", path="/srv/lines", insert_line=2, new_str="new")
+    assert await _call(sessions, "edit", command="view", path="/srv/lines", view_range=[2, 4]) == (
+        "     2\t\x0cb\u2028c\rd\n     3\tnew\n     4\te"
+    )
+    await sessions.close()
