@@ -112,8 +112,10 @@ class _Session:
     async def type(self, keys: str) -> None:
         self._changed = asyncio.get_running_loop().time()
         if keys and not self._reading.done():
-            with contextlib.suppress(ProgramEndedError):  # the screen says so
+            try:
                 await self._process.write(pressed(keys).encode())
+            except ProgramEndedError:
+                self._reading.cancel()  # an engine may keep the output of an ended shell open
 
     async def screen_after(self, seconds: float) -> str:
         """Wait until the screen stops changing, at most `seconds`, and return it."""
