@@ -59,7 +59,7 @@ def read_conversation(raw: object, where: str, index: int, folder: Path) -> dict
             "'conversations', or 'prompt' and 'completion'."
         )
     before = len(messages)
-    messages = _with_system(messages, row)
+    messages = _with_system(messages, row, where)
     found = _checked(row, messages, where, index, folder)
     _check_answered(found["messages"], where)
     return found | {"tools": _tools(row, where), "context": context + len(messages) - before}
@@ -85,8 +85,8 @@ def read_pair(raw: object, where: str, index: int, folder: Path) -> dict[str, An
         both = [_messages(row[name], name, where) for name in _PAIR]
         context = _num_common(*both)
     _check_comparable(both, where)
-    added = len(_with_system(both[0], row)) - len(both[0])
-    found = [_checked(row, _with_system(messages, row), where, index, folder) for messages in both]
+    added = len(_with_system(both[0], row, where)) - len(both[0])
+    found = [_checked(row, _with_system(messages, row, where), where, index, folder) for messages in both]
     for each in found:
         _check_answered(each["messages"], where)
     conversations = {name: each["messages"] for name, each in zip(_PAIR, found, strict=True)}
@@ -165,10 +165,19 @@ def _said(value: object, role: str, column: str, where: str) -> list[Any]:
     return [{"role": role, "content": value}] if isinstance(value, str) else _messages(value, column, where)
 
 
-def _with_system(messages: list[Any], row: Mapping[str, Any]) -> list[Any]:
-    system = row.get("system")
-    if not isinstance(system, str) or not system or messages[0].get("role") == "system":
+def _with_system(messages: list[Any], row: Mapping[str, Any], where: str) -> list[Any]:
+    """Return the messages with that of the column `system` first. Raises `UserError` if it is not text or differs."""
+    system = row.get("system", "")
+    if not isinstance(system, str):
+        raise UserError(f"{where}: 'system' must be a string, got {shown(system)}.")
+    first = messages[0] if messages[0].get("role") == "system" else None
+    if not system or (first is not None and first.get("content") == system):
         return messages
+    if first is not None:
+        raise UserError(
+            f"{where}: the messages begin with another system message than the column 'system' has, but the model sees "
+            "only one. Remove one of them."
+        )
     return [{"role": "system", "content": system}, *messages]
 
 

@@ -15,7 +15,14 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from agentloop.envs.datasets.images import RowImage, has_empty_parts, place_images, row_image, without_stored
+from agentloop.envs.datasets.images import (
+    RowImage,
+    has_empty_parts,
+    has_places,
+    place_images,
+    row_image,
+    without_stored,
+)
 from agentloop.errors import UserError, nearest, shown
 from agentloop.types.messages import ROLES, Message
 
@@ -46,6 +53,11 @@ def read_row(
         messages = place_images(messages, images, where) if has_prompt else []
     elif has_empty_parts(messages):
         raise UserError(f"{where}: the messages have empty image parts, and the row has no 'images'.")
+    elif "image" in row and has_places(messages):
+        raise UserError(
+            f"{where}: the messages have a placeholder for an image, and the row has 'image' in place of 'images'. "
+            "Rename the column to 'images', with a list of images."
+        )
     if has_prompt:
         row["messages"] = messages
     if "answer" not in row and (answer := _nested(row, "reward_model", "ground_truth")) is not None:
