@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from agentloop.envs.datasets.rows import read_row
+from agentloop.envs.datasets.rows import as_messages, read_row
 from agentloop.errors import UserError, shown
 
 _SHAREGPT_ROLES = {
@@ -50,8 +50,8 @@ def read_conversation(raw: object, where: str, index: int, folder: Path) -> dict
     elif "messages" in row:
         messages = _messages(row["messages"], "messages", where)
     elif "prompt" in row and "completion" in row:
-        prompt = _said(row["prompt"], "user", "prompt", where)
-        messages = prompt + _said(row["completion"], "assistant", "completion", where)
+        prompt = _messages(as_messages(row["prompt"]), "prompt", where)
+        messages = prompt + _messages(as_messages(row["completion"], "assistant"), "completion", where)
         context = len(prompt)
     else:
         raise UserError(
@@ -78,8 +78,8 @@ def read_pair(raw: object, where: str, index: int, folder: Path) -> dict[str, An
             "preference pair needs both."
         )
     if "prompt" in row and not all(_contains_prompt(row[name], row["prompt"]) for name in _PAIR):
-        prompt = _said(row["prompt"], "user", "prompt", where)
-        both = [prompt + _said(row[name], "assistant", name, where) for name in _PAIR]
+        prompt = _messages(as_messages(row["prompt"]), "prompt", where)
+        both = [prompt + _messages(as_messages(row[name], "assistant"), name, where) for name in _PAIR]
         context = len(prompt)
     else:
         both = [_messages(row[name], name, where) for name in _PAIR]
@@ -159,10 +159,6 @@ def _check_answered(messages: Sequence[Mapping[str, Any]], where: str) -> None:
             f"{where}: the conversation has the roles {', '.join(roles)}. It must begin with another message than the "
             "assistant's, and have an answer of the assistant."
         )
-
-
-def _said(value: object, role: str, column: str, where: str) -> list[Any]:
-    return [{"role": role, "content": value}] if isinstance(value, str) else _messages(value, column, where)
 
 
 def _with_system(messages: list[Any], row: Mapping[str, Any], where: str) -> list[Any]:

@@ -84,7 +84,7 @@ def _check_answer(row: Mapping[str, Any], where: str) -> None:
 
 
 def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]:
-    if "messages" in row and "prompt" in row and row["messages"] != _asked(row["prompt"]):
+    if "messages" in row and "prompt" in row and row["messages"] != as_messages(row["prompt"]):
         raise UserError(
             f"{where}: 'messages' and 'prompt' are both set and differ, but the model sees only one of them. "
             "Remove the other."
@@ -99,7 +99,7 @@ def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]
     if isinstance(value, str):
         if not value.strip():
             raise UserError(f"{where}: {column!r} is empty. Set it or remove the row.")
-        return _asked(value)
+        return as_messages(value)
     if not isinstance(value, list | tuple) or not value:
         raise UserError(f"{where}: {column!r} must be a string or a list of messages, got {shown(value)}.")
     return [
@@ -107,9 +107,9 @@ def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]
     ]
 
 
-def _asked(prompt: Any) -> Any:
-    """Return the messages of a prompt, where a string is one user message."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+def as_messages(value: Any, role: str = "user") -> Any:
+    """Return a string as the list of one message, and any other value unchanged."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
 def _message(item: object, where: str, folder: Path) -> Message:
