@@ -28,6 +28,9 @@ _PREFIX = "argument_"
 
 _DATA_KEYS = ("default", "examples", "const", "enum")
 """Keys of a JSON Schema whose values are data, not schemas."""
+_REFERENCES = frozenset({"$ref", "$dynamicRef"})
+_SAME_VALUE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
+"""Keys of a JSON Schema whose schemas apply to the same value as the schema itself."""
 _MAX_SHOWN = 80
 _MAX_PROBLEMS = 5
 _MAX_MESSAGE = 200
@@ -138,6 +141,11 @@ class SchemaArguments:
         resource = specification_with(kind.META_SCHEMA["$schema"]).create_resource(checked)
         if reference := _broken_reference(resource, REGISTRY.resolver_with_root(resource)):
             raise UserError(f"The input schema of {what} refers to {reference!r}, which does not exist. {fix}")
+        if reference := _endless_reference(resource, REGISTRY.resolver_with_root(resource)):
+            raise UserError(
+                f"The input schema of {what} refers to {reference!r}, which leads back to itself for the same value, "
+                f"so a check would not end. {fix}"
+            )
         self._validator = kind(checked, registry=REGISTRY)  # with its own registry, jsonschema would ask other servers
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +171,40 @@ def _broken_reference(resource: Any, resolver: Any) -> str | None:
             return reference
     broken = (_broken_reference(inner, resolver.in_subresource(inner)) for inner in resource.subresources())
     return next(filter(None, broken), None)
+
+
+def _endless_reference(resource: Any, resolver: Any) -> str | None:
+    """Return the first reference through which a schema applies to a value again and again."""
+    if reference := _reference_back(resource, resolver, ()):
+        return reference
+    endless = (_endless_reference(inner, resolver.in_subresource(inner)) for inner in resource.subresources())
+    return next(filter(None, endless), None)
+
+
+def _reference_back(resource: Any, resolver: Any, applied: tuple[int, ...]) -> str | None:
+    """Return the reference that leads to one of the schemas with the ids `applied`, which apply to the same value."""
+    schema = resource.contents
+    if not isinstance(schema, dict):
+        return None
+    applied = (*applied, id(schema))
+    for key in _REFERENCES & schema.keys():
+        found = resolver.lookup(str(schema[key]))
+        if id(found.contents) in applied:
+            return str(schema[key])
+        if reference := _reference_back(_like(resource, found.contents), found.resolver, applied):
+            return reference
+    for key in _SAME_VALUE & schema.keys():
+        value = schema[key]
+        for part in value if isinstance(value, list) else value.values() if key == "dependentSchemas" else [value]:
+            inner = _like(resource, part)
+            if reference := _reference_back(inner, resolver.in_subresource(inner), applied):
+                return reference
+    return None
+
+
+def _like(resource: Any, contents: Any) -> Any:
+    """Return contents as a resource of the same specification, unless they name their own."""
+    return type(resource).from_contents(contents, default_specification=resource._specification)
 
 
 def _without_foreign_patterns(schema: Any) -> Any:

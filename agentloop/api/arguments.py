@@ -20,7 +20,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         from agentloop.registry.options import check_types
 
         given = signature.bind(*args, **kwargs).arguments
-        check_types(function, given, of=f"function {function.__qualname__}")
+        check_types(function, given, of=f"function {function.__qualname__}", may_be_objects=False)
         return function(*args, **kwargs)
 
     return call

@@ -17,12 +17,12 @@ def workers(
 ) -> None:
     """Change the number of Ray workers of a running run.
 
-    Surplus workers exit after their episodes have ended.
+    Surplus workers exit after their episodes have ended. If the run is resumed, it has the new number again,
+    unless you change workers.count.
     """
-    from agentloop.process.atomic import write_text
     from agentloop.trainer.run.folder import RunFolder
     from agentloop.trainer.run.lock import holder
-    from agentloop.trainer.workers.worker_count import FILE
+    from agentloop.trainer.workers.worker_count import FILE, WorkerCount
 
     config = RunFolder(run).read_config()
     if config is None:
@@ -37,5 +37,5 @@ def workers(
             f"The run in {run} is not running, so it has no workers to change. Resume it with the new number: "
             f"agentloop train {shlex.quote(f'{run}/config.yaml')} workers.count={count}"
         )
-    write_text(run / FILE, f"{count}\n")
+    WorkerCount.request(run / FILE, count, config["workers"]["count"])
     print(f"{run} continues with {count} workers. Its next metrics report them (workers/alive, workers/draining).")

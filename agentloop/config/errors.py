@@ -54,7 +54,7 @@ def _sentence(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     if detail["type"] in ("missing", "missing_argument"):
         if isinstance(location[-1], int):
             return f"{'.'.join(map(str, location[:-1]))} has too few items: it needs {location[-1] + 1} or more."
-        missing = f"The key {dotted!r} is missing: set it in the file, or as {dotted}=... on the command line."
+        missing = f"The key {dotted!r} is missing: set it in the config, or as an override ({dotted}=...)."
         other = " Configs of `agentloop sft` and `agentloop dpo` have none: use these to train on given answers."
         return missing + other * (dotted == "env")
     message = detail["msg"]

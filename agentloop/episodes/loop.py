@@ -114,7 +114,7 @@ def _fail_without_tokens(trajectory: Trajectory, reason: StopReason) -> None:
     if reason.is_failure:
         return  # already counted
     if reason is StopReason.PROMPT_TOO_LONG:
-        error = "the prompt leaves no room to sample within limits.max_tokens"
+        error = "the prompt leaves no room to sample: raise limits.max_tokens, or shorten the prompt or the tools."
     else:
         error = f"the episode ended as {reason} before a token was sampled"
     # An agent program may end without a model call.

@@ -129,11 +129,14 @@ def check_call(
         ) from error
 
 
-def check_types(function: Callable[..., Any], options: Mapping[str, Any], *, of: str) -> None:
+def check_types(
+    function: Callable[..., Any], options: Mapping[str, Any], *, of: str, may_be_objects: bool = True
+) -> None:
     """Raise `UserError` for the first option whose type differs from the annotation of its parameter.
 
     Values count as those of a config file: an int is a float, and a list is a tuple. Parameters without an annotation
-    are not checked, nor are those whose annotation only a type checker can resolve.
+    are not checked, nor are those whose annotation only a type checker can resolve, nor, with `may_be_objects`, values
+    that no config file can contain.
     """
     inner = inspect.unwrap(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, parameter in inspect.signature(function).parameters.items():
@@ -142,11 +145,10 @@ def check_types(function: Callable[..., Any], options: Mapping[str, Any], *, of:
         shown = SimpleNamespace(__annotations__={name: parameter.annotation})
         try:
             expected = TypeAdapter(get_type_hints(shown, globalns=getattr(inner, "__globals__", {}))[name])
-            value = json.dumps(options[name])
         except (NameError, AttributeError, SyntaxError, TypeError, ValueError, PydanticUserError):
-            continue  # the annotation has no meaning here, or the value comes from Python code
+            continue  # the annotation has no meaning here
         try:
-            expected.validate_json(value, strict=True)
+            _validate(expected, options[name], may_be_object=may_be_objects)
         except ValidationError as error:
             written = parameter.annotation
             wanted = written if isinstance(written, str) else inspect.formatannotation(written)
@@ -154,6 +156,17 @@ def check_types(function: Callable[..., Any], options: Mapping[str, Any], *, of:
                 f"The option {name!r} of the {of} must be of type {wanted}, got {type(options[name]).__name__}"
                 f"{_reason(expected, error)}. Set it to such a value."
             ) from error
+
+
+def _validate(expected: TypeAdapter[Any], value: Any, *, may_be_object: bool) -> None:
+    """Raise `ValidationError` for a value of another type."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):  # it comes from Python code, such as a path or a number of numpy
+        if not may_be_object:
+            expected.validate_python(value, strict=isinstance(value, bytes))  # bytes would count as text
+    else:
+        expected.validate_json(text, strict=True)
 
 
 def _reason(expected: TypeAdapter[Any], error: ValidationError) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from agentloop.rendering.formats.base import ToolSchemas
 from agentloop.types.messages import Message, images_of
@@ -11,6 +11,9 @@ from agentloop.types.trajectory import NO_VERSION, SegmentKind, Trajectory
 
 if TYPE_CHECKING:
     from agentloop.rendering.template_renderer import TemplateRenderer
+
+_THINKING = ("reasoning_content", "reasoning", "thinking")
+"""Keys under which data sets store the thinking of a turn. Each template reads one of them, or none."""
 
 
 def conversation_trajectory(
@@ -23,8 +26,8 @@ def conversation_trajectory(
     `weight` 0 (OpenAI's fine-tuning format). The stream ends with the last turn; later messages are omitted.
     Log-probabilities are 0, and policy versions are `NO_VERSION`.
 
-    Raises `ValueError` if an assistant turn does not answer another message, and `UserError` if the chat template
-    rejects the conversation.
+    Raises `ValueError` if an assistant turn does not answer another message or the chat template omits its thinking,
+    and `UserError` if the template rejects the conversation.
     """
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns or turns[0] == 0:
@@ -36,6 +39,7 @@ def conversation_trajectory(
         message = {key: value for key, value in messages[turn].items() if key != "weight"}
         ids = renderer.render_turn(message, tools)  # type: ignore[arg-type]
         if turn >= context and messages[turn].get("weight", 1) != 0:
+            _check_thinking(message, ids, renderer, turn)
             size = len(ids)
             trajectory.append(SegmentKind.SAMPLED, ids, logprobs=[0.0] * size, versions=[NO_VERSION] * size)
         else:
@@ -51,6 +55,21 @@ def conversation_trajectory(
         trajectory.append(SegmentKind.TEMPLATE, continuation.closing)
         _show(trajectory, SegmentKind.OBSERVATION, continuation.observation, answers, renderer)
     return trajectory
+
+
+def _check_thinking(message: Mapping[str, Any], ids: list[int], renderer: TemplateRenderer, index: int) -> None:
+    """Raise `ValueError` if the ids of a trained turn lack the thinking of its message."""
+    for key in _THINKING:
+        thinking = message.get(key)
+        if not isinstance(thinking, str):
+            continue
+        as_decoded = renderer.decode(renderer.encode(thinking))  # tokenizers may normalize text
+        if as_decoded.strip() not in renderer.decode(ids):
+            raise ValueError(
+                f"message {index + 1} has thinking in {key!r}, which the chat template does not write, so it would not "
+                "be trained. Put it into 'content' in the tags that the model writes, rename the key to the one that "
+                "the template reads, set rendering.chat_template to a template that shows thinking, or remove the key"
+            )
 
 
 def _show(

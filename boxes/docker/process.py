@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from agentloop.boxes.docker.streams import Streams
-from agentloop.boxes.interface.box import BoxError
+from agentloop.boxes.interface.box import ProgramEndedError
 
 _PAUSE = 0.05
 
@@ -32,13 +32,13 @@ class DockerProcess:
         self._code: int | None = None
 
     async def write(self, data: bytes) -> None:
-        """Write to its stdin, or to its terminal. Raises `BoxError` if it has ended."""
+        """Write to its stdin, or to its terminal. Raises `ProgramEndedError` or `BoxLostError`."""
         if not self._is_writable or await self._ended():
-            raise BoxError("The program has ended, so nothing can be written to it.")
+            raise ProgramEndedError("The program has ended, so nothing can be written to it.")
         try:
             await self._streams.write(data)
         except OSError:
-            raise BoxError("The program has closed its input, so nothing can be written to it.") from None
+            raise ProgramEndedError("The program has closed its input, so nothing can be written to it.") from None
 
     async def close_stdin(self) -> None:
         """Close its stdin; with a terminal, send an end of input."""

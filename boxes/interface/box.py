@@ -22,6 +22,10 @@ class BoxLostError(BoxError):
     """The box has ended or was restarted: the episode's work in it is lost."""
 
 
+class ProgramEndedError(BoxError):
+    """A program has ended or closed its input, so nothing can be written to it. Its box still runs."""
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class BoxResult:
     """The result of one command. Bytes that are not UTF-8 are replaced by U+FFFD."""
@@ -39,7 +43,7 @@ class Process(Protocol):
     """A program in a box that can be written to while it runs, such as a shell."""
 
     async def write(self, data: bytes) -> None:
-        """Write to its stdin, or to its terminal. Raises `BoxError` if it has ended."""
+        """Write to its stdin, or to its terminal. Raises `ProgramEndedError` if it has ended."""
         ...
 
     async def close_stdin(self) -> None: ...

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import httpx
 
-from agentloop.boxes.interface.box import BoxError, BoxLostError
+from agentloop.boxes.interface.box import BoxError, BoxLostError, ProgramEndedError
 from agentloop.errors import UserError
 
 _CONNECT_SECONDS = 5.0
@@ -60,8 +60,8 @@ class DaemonConnection:
     ) -> httpx.Response:
         """Return the answer to a request with a JSON body or a file.
 
-        Raises `DaemonDownError`, including after `seconds`; `FullError`, `BoxLostError` and `BoxError` as the daemon
-        reports; `UserError` for a request that it refuses.
+        Raises `DaemonDownError`, including after `seconds`; `FullError`, `BoxLostError`, `ProgramEndedError`
+        and `BoxError` as the daemon reports; `UserError` for a request that it refuses.
         """
         content = None if file is None else _pieces(file)
         try:
@@ -97,6 +97,8 @@ class DaemonConnection:
         if status < 400:
             return
         text = f"The daemon {self.address} answers: {_detail(answer)}"
+        if status == 409:
+            raise ProgramEndedError(_detail(answer))
         if status == 410:
             raise BoxLostError(text)
         if status == 429:

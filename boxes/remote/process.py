@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from agentloop.boxes.interface.box import BoxError
+from agentloop.boxes.interface.box import ProgramEndedError
 
 Call = Callable[..., Awaitable[httpx.Response]]
 
@@ -25,9 +25,9 @@ class RemoteProcess:
         self._code: int | None = None
 
     async def write(self, data: bytes) -> None:
-        """Write to its stdin, or to its terminal. Raises `BoxError` if it has ended."""
+        """Write to its stdin, or to its terminal. Raises `ProgramEndedError` or `BoxLostError`."""
         if not self._is_writable:
-            raise BoxError("The program has ended, so nothing can be written to it.")
+            raise ProgramEndedError("The program has ended, so nothing can be written to it.")
         await self._send("POST", "input", {"data": base64.b64encode(data).decode()})
 
     async def close_stdin(self) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 from typing import Any
 
-from agentloop.boxes.interface.box import BoxError
+from agentloop.boxes.interface.box import BoxError, ProgramEndedError
 from agentloop.boxes.rootfs.connection import Connection
 
 _CHUNK = 1 << 16
@@ -36,17 +36,19 @@ class RootfsProcess:
         self._is_readable = True
 
     async def write(self, data: bytes) -> None:
-        """Write to its stdin, or to its terminal. Raises `BoxError` if it has ended."""
+        """Write to its stdin, or to its terminal. Raises `ProgramEndedError` or `BoxLostError`."""
         view = memoryview(data)
         while view:
+            if self._exit.done() and (error := self._exit.exception()) is not None:
+                raise error
             if not self._is_writable or self._exit.done():
-                raise BoxError("The program has ended, so nothing can be written to it.")
+                raise ProgramEndedError("The program has ended, so nothing can be written to it.")
             try:
                 view = view[os.write(self._writer, view) :]
             except BlockingIOError:
                 await _wait_for(self._writer, to_write=True, or_end=self._exit)
             except BrokenPipeError:
-                raise BoxError("The program has closed its input, so nothing can be written to it.") from None
+                raise ProgramEndedError("The program has closed its input, so nothing can be written to it.") from None
 
     async def close_stdin(self) -> None:
         """Close its stdin; with a terminal, send an end of input."""

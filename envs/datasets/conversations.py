@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from agentloop.envs.datasets.rows import read_row
+from agentloop.envs.datasets.rows import as_messages, read_row
 from agentloop.errors import UserError, shown
 
 _SHAREGPT_ROLES = {
@@ -50,8 +50,8 @@ def read_conversation(raw: object, where: str, index: int, folder: Path) -> dict
     elif "messages" in row:
         messages = _messages(row["messages"], "messages", where)
     elif "prompt" in row and "completion" in row:
-        prompt = _said(row["prompt"], "user", "prompt", where)
-        messages = prompt + _said(row["completion"], "assistant", "completion", where)
+        prompt = _messages(as_messages(row["prompt"]), "prompt", where)
+        messages = prompt + _messages(as_messages(row["completion"], "assistant"), "completion", where)
         context = len(prompt)
     else:
         raise UserError(
@@ -59,7 +59,7 @@ def read_conversation(raw: object, where: str, index: int, folder: Path) -> dict
             "'conversations', or 'prompt' and 'completion'."
         )
     before = len(messages)
-    messages = _with_system(messages, row)
+    messages = _with_system(messages, row, where)
     found = _checked(row, messages, where, index, folder)
     _check_answered(found["messages"], where)
     return found | {"tools": _tools(row, where), "context": context + len(messages) - before}
@@ -78,15 +78,15 @@ def read_pair(raw: object, where: str, index: int, folder: Path) -> dict[str, An
             "preference pair needs both."
         )
     if "prompt" in row and not all(_contains_prompt(row[name], row["prompt"]) for name in _PAIR):
-        prompt = _said(row["prompt"], "user", "prompt", where)
-        both = [prompt + _said(row[name], "assistant", name, where) for name in _PAIR]
+        prompt = _messages(as_messages(row["prompt"]), "prompt", where)
+        both = [prompt + _messages(as_messages(row[name], "assistant"), name, where) for name in _PAIR]
         context = len(prompt)
     else:
         both = [_messages(row[name], name, where) for name in _PAIR]
         context = _num_common(*both)
     _check_comparable(both, where)
-    added = len(_with_system(both[0], row)) - len(both[0])
-    found = [_checked(row, _with_system(messages, row), where, index, folder) for messages in both]
+    added = len(_with_system(both[0], row, where)) - len(both[0])
+    found = [_checked(row, _with_system(messages, row, where), where, index, folder) for messages in both]
     for each in found:
         _check_answered(each["messages"], where)
     conversations = {name: each["messages"] for name, each in zip(_PAIR, found, strict=True)}
@@ -161,14 +161,19 @@ def _check_answered(messages: Sequence[Mapping[str, Any]], where: str) -> None:
         )
 
 
-def _said(value: object, role: str, column: str, where: str) -> list[Any]:
-    return [{"role": role, "content": value}] if isinstance(value, str) else _messages(value, column, where)
-
-
-def _with_system(messages: list[Any], row: Mapping[str, Any]) -> list[Any]:
-    system = row.get("system")
-    if not isinstance(system, str) or not system or messages[0].get("role") == "system":
+def _with_system(messages: list[Any], row: Mapping[str, Any], where: str) -> list[Any]:
+    """Return the messages with that of the column `system` first. Raises `UserError` if it is not text or differs."""
+    system = row.get("system", "")
+    if not isinstance(system, str):
+        raise UserError(f"{where}: 'system' must be a string, got {shown(system)}.")
+    first = messages[0] if messages[0].get("role") == "system" else None
+    if not system or (first is not None and first.get("content") == system):
         return messages
+    if first is not None:
+        raise UserError(
+            f"{where}: the messages begin with another system message than the column 'system' has, but the model sees "
+            "only one. Remove one of them."
+        )
     return [{"role": "system", "content": system}, *messages]
 
 

@@ -176,10 +176,10 @@ def _parquet_rows(path: Path) -> RawRows:
     number = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
+            for row in _batch_rows(batch):
                 number += 1
                 yield f"{path}, row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, ValueError, OSError) as error:
         raise _incomplete(path, number, error) from error
 
 
@@ -191,11 +191,31 @@ def _arrow_rows(paths: list[Path]) -> RawRows:
         try:
             with pyarrow.memory_map(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
                 for batch in stream:
-                    for row in batch.to_pylist():
+                    for row in _batch_rows(batch):
                         number += 1
                         yield f"{path.parent}, row {number}", row
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, ValueError, OSError) as error:
             raise _incomplete(path, number, error) from error
+
+
+def _batch_rows(batch: Any) -> list[dict[str, Any]]:
+    """Return the rows of a `pyarrow.RecordBatch`."""
+    kinds = {field.name: field.type for field in batch.schema if "arrow.json" in str(field.type)}
+    return [row | {name: _parsed(row[name], kind) for name, kind in kinds.items()} for row in batch.to_pylist()]
+
+
+def _parsed(value: Any, kind: Any) -> Any:
+    """Parse JSON text in a value of the type `kind`.
+
+    `datasets` stores values as JSON text if their types differ from row to row, as arguments of tools do.
+    """
+    if value is None:
+        return None
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return json.loads(value)
+    if isinstance(value, list):
+        return [_parsed(each, kind.value_type) for each in value]
+    return {field.name: _parsed(value[field.name], field.type) for field in kind} if isinstance(value, dict) else value
 
 
 def _incomplete(path: Path, number: int, error: Exception) -> UserError:

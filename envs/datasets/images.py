@@ -109,6 +109,11 @@ def has_empty_parts(messages: Sequence[Message]) -> bool:
     return any(part["type"] == "image" and "image" not in part for part in parts)
 
 
+def has_places(messages: Sequence[Message]) -> bool:
+    """Return whether any message has a `<image>` in its text or an empty image part."""
+    return any(map(_places, messages))
+
+
 def has_row_images(messages: Sequence[Message]) -> bool:
     """Return whether any message has a `RowImage`."""
     return any(map(_has_row_images, messages))

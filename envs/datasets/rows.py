@@ -15,7 +15,14 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from agentloop.envs.datasets.images import RowImage, has_empty_parts, place_images, row_image, without_stored
+from agentloop.envs.datasets.images import (
+    RowImage,
+    has_empty_parts,
+    has_places,
+    place_images,
+    row_image,
+    without_stored,
+)
 from agentloop.errors import UserError, nearest, shown
 from agentloop.types.messages import ROLES, Message
 
@@ -46,6 +53,11 @@ def read_row(
         messages = place_images(messages, images, where) if has_prompt else []
     elif has_empty_parts(messages):
         raise UserError(f"{where}: the messages have empty image parts, and the row has no 'images'.")
+    elif "image" in row and has_places(messages):
+        raise UserError(
+            f"{where}: the messages have a placeholder for an image, and the row has 'image' in place of 'images'. "
+            "Rename the column to 'images', with a list of images."
+        )
     if has_prompt:
         row["messages"] = messages
     if "answer" not in row and (answer := _nested(row, "reward_model", "ground_truth")) is not None:
@@ -72,7 +84,7 @@ def _check_answer(row: Mapping[str, Any], where: str) -> None:
 
 
 def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]:
-    if "messages" in row and "prompt" in row and row["messages"] != _asked(row["prompt"]):
+    if "messages" in row and "prompt" in row and row["messages"] != as_messages(row["prompt"]):
         raise UserError(
             f"{where}: 'messages' and 'prompt' are both set and differ, but the model sees only one of them. "
             "Remove the other."
@@ -87,7 +99,7 @@ def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]
     if isinstance(value, str):
         if not value.strip():
             raise UserError(f"{where}: {column!r} is empty. Set it or remove the row.")
-        return _asked(value)
+        return as_messages(value)
     if not isinstance(value, list | tuple) or not value:
         raise UserError(f"{where}: {column!r} must be a string or a list of messages, got {shown(value)}.")
     return [
@@ -95,9 +107,9 @@ def _messages(row: Mapping[str, Any], where: str, folder: Path) -> list[Message]
     ]
 
 
-def _asked(prompt: Any) -> Any:
-    """Return the messages of a prompt, where a string is one user message."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+def as_messages(value: Any, role: str = "user") -> Any:
+    """Return a string as the list of one message, and any other value unchanged."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 
 def _message(item: object, where: str, folder: Path) -> Message:

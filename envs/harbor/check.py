@@ -125,4 +125,5 @@ async def run_solution(attempt: Attempt) -> None:
     if result.timed_out:
         raise EnvError("the solution took longer than the task allows")
     if result.return_code != 0:
-        raise EnvError(f"the solution failed ({result.return_code}): {(result.stderr or result.stdout)[-_TEXT:]}")
+        text = (result.stderr or result.stdout)[-_TEXT:] or "it printed nothing"
+        raise EnvError(f"the solution failed ({result.return_code}): {text}")

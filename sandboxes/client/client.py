@@ -33,9 +33,10 @@ class SandboxClient:
 
     `urls`: one address, several separated by commas, or a list. Each must be a single daemon, because a load balancer
     would send the cells of a session to the wrong one. `token`: token of the daemons, by default AGENTLOOP_TOKEN of the
-    environment. `packages`, `preload`: packages that code must be able to import; `start` checks that the daemons
-    have them. `max_in_flight`: executions that one daemon gets at once, by default 2 for each of its slots; others wait
-    in the client. `patience`: seconds that an execution waits while no daemon can be reached.
+    environment. `packages`, `preload`: packages that code must be able to import; `start` raises for a daemon that
+    lacks one, and a daemon that answers later is not used without them. `max_in_flight`: executions that one daemon
+    gets at once, by default 2 for each of its slots; others wait in the client. `patience`: seconds that an execution
+    waits while no daemon can be reached.
 
     Raises `UserError` for an invalid URL or token.
     """
@@ -58,8 +59,8 @@ class SandboxClient:
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise UserError("The token of the sandbox daemon must be printable ASCII without spaces.")
         parsed = _parse(urls)
-        self.daemons = [Daemon(url, token, max_in_flight) for url in parsed]
-        self._packages = sorted({*packages, *preload})
+        needed = sorted({*packages, *preload})
+        self.daemons = [Daemon(url, token, max_in_flight, needed) for url in parsed]
         self._patience = patience
         self._fleet: Fleet[Daemon] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -175,7 +176,7 @@ class SandboxClient:
                 "Some of these sandbox daemons are SandboxFusion and some are `agentloop tools serve`; their results "
                 "differ: use one kind."
             )
-        await asyncio.gather(*(daemon.check_packages(self._packages) for daemon in up))
+        await asyncio.gather(*(daemon.check_packages() for daemon in up))
         self._started = True
         for daemon in down:
             _logger.warning("%s does not answer yet; it is used as soon as it does: %s", daemon.name, daemon.problem)

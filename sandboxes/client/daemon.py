@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import httpx
@@ -10,6 +11,8 @@ from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.client import wire
 from agentloop.sandboxes.client.http import Connections, GoneError, Reply, UnavailableError
 from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, SandboxBusyError, Session
+
+_logger = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 10.0
 _OPEN_SECONDS = 60.0
@@ -32,12 +35,15 @@ print(*[name for name in {names} if not there(name)])
 
 
 class Daemon:
-    """A member of a `Fleet`. `max_in_flight`: executions that it gets at once, by default 2 for each of its slots."""
+    """A member of a `Fleet`. `max_in_flight`: executions that it gets at once, by default 2 for each of its slots.
+
+    `packages`: packages that code must be able to import there.
+    """
 
     margin_seconds = 15.0
     """Seconds for setup, cleanup and transfer, in addition to queue, compiler and code."""
 
-    def __init__(self, url: httpx.URL, token: str | None, max_in_flight: int | None) -> None:
+    def __init__(self, url: httpx.URL, token: str | None, max_in_flight: int | None, packages: Sequence[str]) -> None:
         self.name = str(url.copy_with(username=None, password=None)).rstrip("/")
         self.connections = Connections(url, token)
         self.is_fusion = False
@@ -47,6 +53,7 @@ class Daemon:
         self.sessions: set[Session] = set()
         self.problem = ""
         self._max_in_flight = max_in_flight
+        self._packages = list(packages)
 
     @property
     def capacity(self) -> int:
@@ -103,10 +110,15 @@ class Daemon:
 
     async def probe(self) -> bool:
         try:
-            return await self.is_there()
-        except UserError as error:
+            if not await self.is_there():
+                return False
+            await self.check_packages()
+        except (SandboxError, UserError) as error:
+            if isinstance(error, UserError) and self.problem != str(error):
+                _logger.warning("%s is not used: %s", self.name, error)
             self.problem = str(error)
             return False
+        return True
 
     async def execute(self, execution: Execution, *, queue: float, waited: float) -> ExecutionResult:
         """Run an execution, which may wait `queue` seconds in the daemon after `waited` seconds in the client.
@@ -132,11 +144,11 @@ class Daemon:
         answer = await self.call("POST", "/v1/sessions", body, seconds=_OPEN_SECONDS)
         return wire.decode(wire.SessionBody, answer).id
 
-    async def check_packages(self, names: Sequence[str]) -> None:
-        """Raise `UserError` if code cannot import one of these packages."""
-        if not names:
+    async def check_packages(self) -> None:
+        """Raise `UserError` if code cannot import one of the packages, and the errors of `execute`."""
+        if not self._packages:
             return
-        code = _FIND_MISSING.format(names=list(names))
+        code = _FIND_MISSING.format(names=self._packages)
         result = await self.execute(Execution(code=code, timeout=60.0), queue=60.0, waited=0.0)
         if not result.ok:
             raise UserError(f"Cannot check the packages of sandbox daemon {self.name}: {result.stderr[-300:].strip()}")

@@ -9,6 +9,7 @@ import pytest
 
 from agentloop import boxes
 from agentloop.boxes import BoxError, BoxLostError, Image
+from agentloop.boxes.interface.box import ProgramEndedError
 from agentloop.errors import UserError
 from tests.boxes.processes import running
 
@@ -223,7 +224,7 @@ async def test_a_program_can_be_written_to_while_it_runs(box):
     await process.write(b"exit 4\n")
     assert await process.wait() == 4
     assert await process.read() == b""
-    with pytest.raises(BoxError, match="has ended"):
+    with pytest.raises(ProgramEndedError, match="has ended"):
         await process.write(b"more\n")
     await process.kill()
 

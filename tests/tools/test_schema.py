@@ -297,6 +297,25 @@ def test_a_reference_to_nothing_is_an_error(reference):
         SchemaArguments({"properties": {"a": {"items": {"$ref": reference}}}}, what="a tool")
 
 
+@pytest.mark.parametrize(
+    "definitions",
+    [
+        {"A": {"$ref": "#/$defs/A"}},
+        {"A": {"allOf": [{"$ref": "#/$defs/B"}]}, "B": {"if": True, "then": {"$ref": "#/$defs/A"}}},
+        {"A": {"$dynamicAnchor": "a", "not": {"$dynamicRef": "#a"}}},
+    ],
+)
+def test_a_reference_that_leads_only_to_itself_is_an_error(definitions):
+    with pytest.raises(UserError, match=r"a tool refers to '.*', which leads back to itself for the same value"):
+        SchemaArguments({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": definitions}, what="a tool")
+
+
+def test_a_schema_may_contain_itself():
+    tree = {"anyOf": [{"type": "null"}, {"properties": {"left": {"$ref": "#/$defs/Tree"}}}]}
+    arguments = SchemaArguments({"properties": {"a": {"$ref": "#/$defs/Tree"}}, "$defs": {"Tree": tree}}, what="a tool")
+    assert arguments.validate({"a": {"left": {"left": None}}})
+
+
 def test_references_are_followed():
     schema = {
         "properties": {"a": {"$ref": "#/$defs/B"}},

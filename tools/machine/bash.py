@@ -56,6 +56,8 @@ class Bash(Tool):
 def _with_notes(result: ShellResult, seconds: float) -> str:
     """Return the output of a command for the model, with notes on an abnormal end."""
     notes = []
+    if result.shell_was_lost:
+        notes.append("[the shell had ended since the last command; this command ran in a new one]")
     if result.timed_out:
         notes.append(f"[interrupted after {seconds:.3g} s]")
     elif result.return_code:

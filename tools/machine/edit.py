@@ -77,7 +77,9 @@ async def _edit(
         first = text[: text.index(old_str)].count("\n") + 1
         changed = text.replace(old_str, new_str)
     else:
-        lines = text.splitlines(keepends=True)
+        lines = [line + "\n" for line in _lines(text)]
+        if lines and not text.endswith("\n"):
+            lines[-1] = lines[-1][:-1]
         if insert_line is None or not 0 <= insert_line <= len(lines):
             raise _RefusedError(f"`insert` needs an `insert_line` from 0 to {len(lines)}.")
         if insert_line and not lines[insert_line - 1].endswith("\n"):
@@ -87,20 +89,25 @@ async def _edit(
         changed = "".join([*lines[:insert_line], added, *lines[insert_line:]])
     await _write(machine, path, changed)
     last = first + new_str.count("\n")
-    return f"Changed {path}:\n{_numbered(changed.splitlines(), first - _AROUND, last + _AROUND)}"
+    return f"Changed {path}:\n{_numbered(_lines(changed), first - _AROUND, last + _AROUND)}"
 
 
 async def _view(machine: EpisodeBox, path: str, view_range: list[int] | None) -> str:
     listing = await _run(machine, '[ -d "$1" ] && ls -Ap -- "$1"', path)
     if listing.return_code == 0:
         return listing.stdout
-    lines = (await _read(machine, path)).splitlines()
+    lines = _lines(await _read(machine, path))
     first, last = 1, len(lines)
     if view_range is not None:
         if len(view_range) != 2 or not 1 <= view_range[0] <= max(last, 1):
             raise _RefusedError(f"`view_range` is [first, last], from 1 to {last}.")
         first, last = view_range[0], last if view_range[1] < 0 else view_range[1]
     return _numbered(lines, first, last)
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines as grep and compilers count them: `str.splitlines` also ends lines at form feeds and others."""
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _numbered(lines: list[str], first: int, last: int) -> str:

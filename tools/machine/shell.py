@@ -6,11 +6,14 @@ import asyncio
 import secrets
 import shlex
 from dataclasses import dataclass
+from typing import Any
 
-from agentloop.boxes.interface.box import Box, Process
+from agentloop.boxes.interface.box import Box, Process, ProgramEndedError
 
 _AFTER_INTERRUPT = 3.0
 """Seconds in which an interrupted command must end."""
+_QUIET_SECONDS = 1.0
+"""Seconds without output after which to ask if the shell has ended."""
 _SETUP = "trap 'break 99 2>/dev/null' INT\n"
 """Command that makes the shell survive an interrupt and leave its running loop."""
 
@@ -26,6 +29,8 @@ class ShellResult:
     timed_out: bool = False
     shell_ended: bool = False
     """Whether the shell has ended. The next command then starts a new one."""
+    shell_was_lost: bool = False
+    """Whether the shell of the last command had ended since, so that this command ran in a new one."""
 
 
 class Shell:
@@ -36,25 +41,39 @@ class Shell:
         self._user = user
         self._output_bytes = output_bytes
         self._process: Process | None = None
+        self._reading: asyncio.Future[bytes] | None = None
+        self._early = b""
+        """Output of background programs that came after the end of the last command."""
 
     async def run(self, command: str, seconds: float) -> ShellResult:
         """Run a command. If it takes longer than `seconds`, interrupt it; if it ignores that, kill it and the shell."""
-        process = await self._start()
         mark = secrets.token_hex(12)
         # /dev/null keeps a command from reading the next one. `command` keeps sh alive after a syntax error.
         text = f"{{ command eval {shlex.quote(command)}\n}} </dev/null 2>&1\nprintf '\\n{mark} %d\\n' $? 2>&1\n"
-        await process.write(text.encode())
+        process = await self._start()
+        was_lost = False
+        try:
+            await process.write(text.encode())
+        except ProgramEndedError:
+            was_lost = True
+            await self.close()
+            process = await self._start()
+            await process.write(text.encode())
         output = _Output(mark.encode(), self._output_bytes)
+        output.add(self._early)
         if await self._read(process, output, seconds):
-            return self._result(output, timed_out=False)
+            return self._result(output, timed_out=False, shell_was_lost=was_lost)
         await process.interrupt()
         if not await self._read(process, output, _AFTER_INTERRUPT):
             await self.close()
-        return self._result(output, timed_out=True)
+        return self._result(output, timed_out=True, shell_was_lost=was_lost)
 
     async def close(self) -> None:
         """Kill the shell and all commands in it."""
         process, self._process = self._process, None
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
         if process is not None:
             await process.kill()
 
@@ -72,7 +91,7 @@ class Shell:
         try:
             async with asyncio.timeout(max(seconds, 0.0)):
                 while not output.is_complete:
-                    data = await process.read()
+                    data = await self._output(process)
                     if not data:
                         await process.wait()  # raises if the box itself has ended
                         await self.close()
@@ -82,9 +101,31 @@ class Shell:
             return False
         return True
 
-    def _result(self, output: _Output, *, timed_out: bool) -> ShellResult:
+    async def _output(self, process: Process) -> bytes:
+        """Return the next output; empty if the shell has ended, even if programs that it started hold its output.
+
+        A cancelled call loses nothing: the next one waits for the same output.
+        """
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(process.read())
+        reading = self._reading
+        await asyncio.wait({reading}, timeout=_QUIET_SECONDS)
+        if not reading.done():
+            ending = asyncio.ensure_future(process.wait())
+            waits: list[asyncio.Future[Any]] = [reading, ending]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ending.cancel()
+        if not reading.done():
+            return b""
+        self._reading = None
+        return reading.result()
+
+    def _result(self, output: _Output, *, timed_out: bool, shell_was_lost: bool) -> ShellResult:
+        self._early = output.after
         code = None if timed_out else output.return_code
-        return ShellResult(output.text(), code, timed_out, shell_ended=self._process is None)
+        return ShellResult(output.text(), code, timed_out, self._process is None, shell_was_lost)
 
 
 class _Output:
@@ -96,14 +137,17 @@ class _Output:
         self._head = b""
         self._tail = b""
         self._dropped = 0
+        self.after = b""
+        """Output after the mark: a background program wrote it."""
         self.return_code: int | None = None
         self.is_complete = False
 
     def add(self, data: bytes) -> None:
         self._tail += data
-        before, mark, after = self._tail.partition(self._mark)
-        if mark and after.endswith(b"\n"):
-            self._tail, self.return_code, self.is_complete = before, int(after), True
+        before, _, rest = self._tail.partition(self._mark)
+        code, newline, after = rest.partition(b"\n")
+        if newline:
+            self._tail, self.return_code, self.after, self.is_complete = before, int(code), after, True
         room = self._limit // 2 - len(self._head)
         keep = 0 if self.is_complete else len(self._mark) + 8
         if room > 0 and len(self._tail) > keep:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
-from agentloop.boxes.interface.box import Box, BoxError, Process
+from agentloop.boxes.interface.box import Box, BoxError, Process, ProgramEndedError
 from agentloop.errors import FailureKind, UserError
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.machine.episode_box import episode_box_of
+from agentloop.tools.machine.screen import Screen, load_pyte
 from agentloop.types.limits import StopReason
 
 LINES, COLUMNS = 40, 120
@@ -52,7 +53,7 @@ class Terminal(Tool):
         self.timeout = max_wait + 30.0
 
     async def start(self) -> None:
-        _pyte()
+        load_pyte()
 
     async def open(self, ctx: ToolContext) -> _Session:
         machine = episode_box_of(ctx)
@@ -89,41 +90,32 @@ def pressed(keys: str) -> str:
     return _KEY.sub(code, keys.replace("\r\n", "\n").replace("\n", "\r"))
 
 
-def _pyte() -> Any:
-    try:
-        import pyte
-    except ImportError as error:
-        raise UserError("The tool terminal needs pyte: `pip install 'agentloop[harbor]'`.") from error
-    return pyte
-
-
 class _Session:
     """A shell on a terminal in the box, and its screen, which is drawn as output arrives."""
 
     def __init__(self, process: Process) -> None:
-        pyte = _pyte()
         self._process = process
-        self._screen = pyte.Screen(COLUMNS, LINES)
+        self._screen = Screen(LINES, COLUMNS)
         self._changed = asyncio.get_running_loop().time()
-        self._reading = asyncio.create_task(self._read(pyte.ByteStream(self._screen)))
+        self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(cls, box: Box, user: str | None) -> _Session:
         command = ["/bin/sh", "-c", "if command -v bash >/dev/null; then exec bash -i; fi; exec sh -i"]
         return cls(await box.spawn(command, user=user, tty=True))
 
-    async def _read(self, stream: Any) -> None:
+    async def _read(self) -> None:
         while data := await self._process.read():
-            stream.feed(data)
+            self._screen.feed(data)
             self._changed = asyncio.get_running_loop().time()
 
     async def type(self, keys: str) -> None:
         self._changed = asyncio.get_running_loop().time()
-        if keys:
-            if self._reading.done():
-                await self._process.wait()  # raises if the box itself has ended
-                return
-            await self._process.write(pressed(keys).encode())
+        if keys and not self._reading.done():
+            try:
+                await self._process.write(pressed(keys).encode())
+            except ProgramEndedError:
+                self._reading.cancel()  # an engine may keep the output of an ended shell open
 
     async def screen_after(self, seconds: float) -> str:
         """Wait until the screen stops changing, at most `seconds`, and return it."""
@@ -131,9 +123,9 @@ class _Session:
         end = loop.time() + seconds
         while loop.time() < min(end, self._changed + _QUIET_SECONDS) and not self._reading.done():  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
-        shown = "\n".join(line.rstrip() for line in self._screen.display).rstrip("\n")
+        shown = self._screen.text()
         if self._reading.done():
-            await self._process.wait()
+            await self._process.wait()  # raises if the box itself has ended
             return f"{shown}\n[the shell has ended]".lstrip("\n")
         return shown
 

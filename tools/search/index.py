@@ -80,23 +80,18 @@ def _is_index(path: Path) -> bool:
         return False
 
 
-def skipped_files(path: str | Path) -> int:
-    """Return how many files of a folder `read_corpus` does not read, because it does not know their suffix."""
-    return sum(file.is_file() and not _is_text(file) for file in Path(path).rglob("*"))
-
-
-def _is_text(file: Path) -> bool:
-    return file.suffix.lower() in TEXT_SUFFIXES
-
-
-def read_corpus(path: str | Path) -> Iterator[Passage]:
+def read_corpus(path: str | Path, on_skipped: Callable[[int], None] | None = None) -> Iterator[Passage]:
     """Yield the passages of a JSONL file, or one passage per file of a folder with one of the `TEXT_SUFFIXES`.
 
-    A line of JSONL has `id` and `contents`, or `title` and `text`. Raises `UserError` with the line that is malformed.
+    A line of JSONL has `id` and `contents`, or `title` and `text`. `on_skipped` gets the number of files of a folder
+    with other suffixes. Raises `UserError` with the line that is malformed.
     """
     path = Path(path)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if _is_text(file) and file.is_file())
+        found = sorted(file for file in path.rglob("*") if file.is_file())
+        files = [file for file in found if file.suffix.lower() in TEXT_SUFFIXES]
+        if on_skipped is not None:
+            on_skipped(len(found) - len(files))
         if not files:
             raise UserError(f"The folder {path} has no text files: their names end in {', '.join(TEXT_SUFFIXES)}.")
         for file in files:

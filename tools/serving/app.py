@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, request_response
 from starlette.types import ASGIApp
 
-from agentloop.boxes.interface.box import BoxLostError
+from agentloop.boxes.interface.box import BoxLostError, ProgramEndedError
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.interface.sandbox import SandboxBusyError
 from agentloop.tools.serving.http import outcomes
@@ -59,6 +59,7 @@ def application(daemon: Daemon) -> ASGIApp:
     app.add_exception_handler(UserError, _refused)
     app.add_exception_handler(SandboxBusyError, _busy)
     app.add_exception_handler(BoxLostError, _box_lost)
+    app.add_exception_handler(ProgramEndedError, _program_ended)
     app.add_exception_handler(SandboxError, _failed)
     app.add_exception_handler(ClientGoneError, _client_gone)
     app.add_exception_handler(Exception, _broken)
@@ -98,6 +99,10 @@ async def _busy(request: Request, error: Exception) -> Response:
 async def _box_lost(request: Request, error: Exception) -> Response:
     outcomes.note(request, "box_lost")
     return JSONResponse({"detail": str(error)}, 410)
+
+
+async def _program_ended(request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": str(error)}, 409)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -36,7 +36,12 @@ def as_text(result: QueryResult, *, max_chars: int = 4000, max_cell_chars: int =
         return f"Error: {result.error}"
     if not result.columns:
         return "The query gave no rows."
-    lines = [" | ".join(_cell(name, max_cell_chars) for name in result.columns)]
+    header = " | ".join(_cell(name, max_cell_chars) for name in result.columns)
+    lines = [_cut(header, max_chars)]
+    if len(header) > max_chars:
+        lines.append(
+            f"(the names of the {len(result.columns)} columns have more than {max_chars} characters and were cut)"
+        )
     length = len(lines[0])
     shown = 0
     was_cut = False
@@ -46,7 +51,7 @@ def as_text(result: QueryResult, *, max_chars: int = 4000, max_cell_chars: int =
         if length > max_chars and shown:
             break
         was_cut = len(line) > max_chars
-        lines.append(line[: max_chars - 3] + "..." if was_cut else line)
+        lines.append(_cut(line, max_chars))
         shown += 1
     if was_cut:
         lines.append(f"(the row above has more than {max_chars} characters and was cut)")
@@ -67,4 +72,8 @@ def _cell(value: Value, max_chars: int) -> str:
         text = f"{value:.1f}"
     else:
         text = str(value).replace("\r", "\\r").replace("\n", "\\n")
+    return _cut(text, max_chars)
+
+
+def _cut(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else text[: max_chars - 3] + "..."

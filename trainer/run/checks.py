@@ -251,3 +251,8 @@ def _staleness_problems(config: RunConfig) -> Iterator[str]:
             f"staleness.cut.min_episodes is {cut.min_episodes} and algorithm.group_size is {group_size}, so after the "
             f"deadline a group still waits for all its episodes. Set it below {group_size}."
         )
+    if cut.min_episodes == 1 < group_size and advantages.get(config.algorithm.advantage).compares:
+        yield (
+            f"staleness.cut.min_episodes is 1: {config.algorithm.advantage} compares the episodes of one task, so a "
+            "group of one teaches nothing. Set it to 2 or more."
+        )

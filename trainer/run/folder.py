@@ -96,10 +96,15 @@ class RunFolder:
             ) from error
 
     def read_config(self) -> dict[str, Any] | None:
-        """Return the config that the run was started with; None for a new run."""
+        """Return the config that the run was started with; None for a new run. Raises `UserError` if it is not YAML."""
         if not self.config_file.is_file():
             return None
-        config = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        try:
+            config = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"{self.config_file} is not valid YAML: {error}. Restore the file, or set run.folder to a new folder."
+            ) from error
         return config if isinstance(config, dict) else None
 
     def write_config(self, config: Mapping[str, Any]) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from agentloop.config.old_keys import updated, with_defaults
 from agentloop.config.run import RunConfig, TrainingConfig
 from agentloop.errors import UserError
 from agentloop.trainer.run.checkpoints import RunState, latest_checkpoint, remove_unfinished
+from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.types.plain_data import flat
+
+_log = logging.getLogger(__name__)
 
 MAY_CHANGE = (
     "run",
@@ -109,7 +115,7 @@ def changed_keys(
 ) -> list[str]:
     """Return 'key: old -> new' of each changed setting that affects what the model learns.
 
-    Keys that are newer than the run count with their defaults in `before`.
+    Keys that are newer than the run count with their defaults in `before`. A setting that is refused today may change.
     """
     filled, stored, new = (
         updated(dict(flat(_without_addresses(each)))) for each in (with_defaults(schema, before), before, after)
@@ -120,11 +126,45 @@ def changed_keys(
     fixed = {"run.seed"}
     if new["learner.lr_schedule"] != "constant" and new["learner.total_updates"] is None:
         fixed.add("run.steps")
-    return [
-        f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
+    changed = [
+        key
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and (key in fixed or not _may_change(key))
     ]
+    if changed and _is_refused(schema, with_defaults(schema, before)) and not _is_refused(schema, after):
+        for key in [key for key in changed if _is_refused(schema, _with(after, key, old))]:
+            _log.warning("%s was %s, which is refused today, and is now %s.", key, _shown(old, key), _shown(new, key))
+            changed.remove(key)
+    return [f"{key}: {_shown(old, key)} -> {_shown(new, key)}" for key in changed]
+
+
+def _is_refused(schema: type[TrainingConfig], data: Mapping[str, Any]) -> bool:
+    """Return whether no run can have a config, apart from keys that were renamed or removed."""
+    nested: dict[str, Any] = {}
+    for key, value in updated(dict(flat(data))).items():
+        nested = _with(nested, key, {key: value})
+    try:
+        config = TypeAdapter(schema).validate_python(nested)
+        if isinstance(config, RunConfig):
+            check_trainable(config)
+    except (ValidationError, UserError):
+        return True
+    return False
+
+
+def _with(data: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested data with the value of a dotted key in `values`, or without the key."""
+    first, _, rest = key.partition(".")
+    if rest:
+        inside = data.get(first)
+        return {
+            **data,
+            first: _with(
+                inside if isinstance(inside, Mapping) else {}, rest, {rest: values[key]} if key in values else {}
+            ),
+        }
+    kept = {name: item for name, item in data.items() if name != first}
+    return kept | ({first: values[key]} if key in values else {})
 
 
 def _without_addresses(value: Any) -> Any:

@@ -273,4 +273,4 @@ class Run(StepLoop):
         await FILES.run(self.folder.write_trajectories, name, kept)
 
     def _state_now(self) -> RunState:
-        return replace(super()._state_now(), queue=self.queue.state(), bias=self.producer.bias.state_dict())
+        return replace(super()._state_now(), queue=self.queue.state(), bias=self.producer.bias.state_dict(self.queue))

@@ -43,7 +43,7 @@ def make_workers(config: ResolvedConfig, episodes: RolloutSetup, folder: Path | 
         longest=config.max_tokens(context_length(config.model_folder)),
         stall_seconds=_stall_seconds(config),
         shelf_on_host=config.placement.sleeps,
-        wanted=WorkerCount(folder / FILE) if folder else None,
+        wanted=WorkerCount(folder / FILE, config.workers.count) if folder else None,
     )
 
 

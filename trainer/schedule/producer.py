@@ -198,7 +198,8 @@ class Producer:
         self.tail_seconds = asyncio.get_running_loop().time() - self._last_admission
         reason = await self._reason_to_drop(group)
         self.queue.finish(queued, group, dropped)
-        self.bias.aborted(dropped.total(), self._seconds(queued))
+        queued.seconds = self._seconds(queued)
+        self.bias.aborted(dropped.total(), queued.seconds)
         if reason is not None:
             self._drop(queued, reason)
 

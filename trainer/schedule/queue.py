@@ -73,6 +73,10 @@ def _entry(data: dict[str, Any], left: Iterator[Trajectory]) -> QueuedGroup:
     return QueuedGroup(request, data["version"], data["number"], group=group)
 
 
+def _has_failed(queued: QueuedGroup) -> bool:
+    return any(map(is_failed, queued.trajectories))
+
+
 def finished_groups(queued: Sequence[QueuedGroup]) -> list[Group]:
     """Return the groups that are finished, in the order of their admission."""
     return [each.group for each in sorted(queued, key=lambda each: each.number) if each.group is not None]
@@ -152,11 +156,15 @@ class TrajectoryQueue:
         counts = self.counts.copy()
         entries = []
         for each in self.admitted:
-            failed = any(map(is_failed, each.trajectories))
+            failed = _has_failed(each)
             if failed:  # all its episodes run again, including dropped ones
                 counts.subtract({f"dropped/{reason}": count for reason, count in each.dropped.items()})
             entries.append(dataclasses.replace(each, group=None, dropped={}) if failed else dataclasses.replace(each))
         return QueueState(tuple(entries), self._next_number, self.num_new, dict(+counts))
+
+    def played_again(self) -> list[QueuedGroup]:
+        """Return the finished groups that `state` saves as groups to play again."""
+        return list(filter(_has_failed, self.admitted))
 
     def load(self, state: QueueState, *, version: int) -> list[QueuedGroup]:
         """Restore a snapshot at this version of learner and engine; return the groups to play again."""

@@ -54,9 +54,13 @@ class LengthBias:
         self._dropped = _Sums()
         self._aborted = _Sums()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums for a checkpoint, as plain data."""
-        return {"trained": asdict(self._trained), "dropped": asdict(self._dropped), "aborted": asdict(self._aborted)}
+    def state_dict(self, queue: TrajectoryQueue) -> dict[str, Any]:
+        """Return the sums for a checkpoint, as plain data, without the episodes that a resumed run plays again."""
+        aborted = self._aborted
+        for each in queue.played_again():
+            num = sum(each.dropped.values())
+            aborted += _Sums(-num, -num * each.seconds)
+        return {"trained": asdict(self._trained), "dropped": asdict(self._dropped), "aborted": asdict(aborted)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`. The checkpoints of earlier versions have an empty state."""

@@ -74,6 +74,8 @@ class QueuedGroup:
     """Outcome when it leaves the queue: `trained`, or `dropped/<reason>`."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Reason -> number of episodes that are not in the finished group."""
+    seconds: float = 0.0
+    """Seconds from its start until it was finished."""
 
     @property
     def trajectories(self) -> list[Trajectory]:

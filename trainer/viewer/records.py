@@ -24,8 +24,13 @@ _TASK_CHARACTERS = 300
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether `agentloop train` or `agentloop rollout` wrote the folder."""
-    return RunFolder(folder).config_file.is_file() or (folder / _ROLLOUT).is_file()
+    """Return whether `agentloop train` or `agentloop rollout` wrote the folder.
+
+    Recipes and other programs have a config.yaml, too, but none of the other files.
+    """
+    run = RunFolder(folder)
+    has_steps = run.trajectories.is_dir() or run.metrics_file.is_file()
+    return (run.config_file.is_file() and has_steps) or (folder / _ROLLOUT).is_file()
 
 
 class Records:
@@ -38,8 +43,8 @@ class Records:
         self.folder = RunFolder(root)
         if not is_run(root):
             raise UserError(
-                f"{root} is not a run folder: it has neither a config.yaml nor a {_ROLLOUT}. `agentloop train` prints "
-                "the folder of a run at its start."
+                f"{root} is not a run folder: it has neither a config.yaml with trajectories or metrics.jsonl nor a "
+                f"{_ROLLOUT}. `agentloop train` prints the folder of a run at its start."
             )
         self._metrics = MetricsFile(self.folder.metrics_file)
         self._kept: OrderedDict[tuple[Path, int, int], list[dict[str, Any]]] = OrderedDict()
@@ -54,7 +59,7 @@ class Records:
             "generation": generation,
             "lines": len(lines),
             "last_step": lines[-1]["step"] if lines else None,
-            "steps": self.config().get("run", {}).get("steps"),
+            "steps": self._steps(),
             "files": self.files(),
         }
 
@@ -64,6 +69,14 @@ class Records:
         if holder(self.folder.root):
             return "running"
         return "finished" if self.folder.model.is_dir() else "stopped"
+
+    def _steps(self) -> int | None:
+        """Return the number of steps of the whole run; None if its config does not say or cannot be read."""
+        try:
+            run = self.config().get("run")
+        except UserError:  # the page of the config shows it
+            return None
+        return run.get("steps") if isinstance(run, dict) else None
 
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration; empty for a rollout."""

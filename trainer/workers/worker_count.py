@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from agentloop.process.atomic import write_text
 from agentloop.trainer.cluster.session import require_ray
 
 FILE = "workers"
@@ -21,20 +22,37 @@ def draining_nodes() -> Collection[str]:
 
 
 class WorkerCount:
-    """The requested number of workers in a file. A number from before the start of the run is ignored."""
+    """The requested number of workers in a file.
 
-    def __init__(self, path: Path) -> None:
+    A resumed run takes the number from before its start, unless its config has another number than at that time.
+    """
+
+    def __init__(self, path: Path, configured: int) -> None:
         self._path = path
-        self._seen = self._stamp()
+        self._seen: tuple[int, int] | None = None
+        if path.is_file() and self._words()[-1:] != [str(configured)]:
+            self.forget()
+
+    @staticmethod
+    def request(path: Path, count: int, configured: int) -> None:
+        """Write a number of workers for a run whose config has the number `configured`."""
+        write_text(path, f"{count} instead of {configured}\n")
 
     def take(self) -> int | None:
         """Return the number once each time that it is written; otherwise None."""
         stamp = self._stamp()
         if stamp is None or stamp == self._seen:
             return None
-        text = self._path.read_text(encoding="utf-8").strip()
         self._seen = stamp
-        return int(text) if text.isdecimal() else None
+        count = self._words()[0]
+        return int(count) if count.isdecimal() else None
+
+    def forget(self) -> None:
+        """Remove the number, so that a resumed run does not take it."""
+        self._path.unlink(missing_ok=True)
+
+    def _words(self) -> list[str]:
+        return self._path.read_text(encoding="utf-8").split() or [""]
 
     def _stamp(self) -> tuple[int, int] | None:
         try:

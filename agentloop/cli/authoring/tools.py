@@ -212,19 +212,21 @@ def index_corpus(
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     from agentloop.tools.search import tantivy_index
-    from agentloop.tools.search.index import TEXT_SUFFIXES, read_corpus, skipped_files
+    from agentloop.tools.search.index import TEXT_SUFFIXES, read_corpus
     from agentloop.tools.search.index import build as build_sqlite
 
-    skipped = skipped_files(corpus)
+    skipped: list[int] = []
     build = tantivy_index.build if engine is IndexEngine.TANTIVY else build_sqlite
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
         task = progress.add_task(_passages(0), total=None)
-        count = build(read_corpus(corpus), index, lambda done: progress.update(task, description=_passages(done)))
+        count = build(
+            read_corpus(corpus, skipped.append), index, lambda done: progress.update(task, description=_passages(done))
+        )
     files = index.iterdir() if index.is_dir() else [index]
     size = sum(file.stat().st_size for file in files) / 1e6
     print(f"{index}: {_passages(count)}, {size:.1f} MB")
-    if skipped:
-        files_skipped = "1 file was" if skipped == 1 else f"{skipped:,} files were"
+    if num := sum(skipped):
+        files_skipped = "1 file was" if num == 1 else f"{num:,} files were"
         print(f"{files_skipped} skipped: only {', '.join(TEXT_SUFFIXES)} are read.")
 
 

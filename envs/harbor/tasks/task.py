@@ -185,6 +185,10 @@ class TaskStep:
         """Raise `UserError` if a file of the step is missing."""
         if not (self.folder / "instruction.md").is_file():
             raise UserError(f"{self.folder} has no instruction.md: write what the agent has to do.")
+        try:
+            _ = self.instruction
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.folder}/instruction.md is not UTF-8 ({error}): write it in UTF-8.") from error
         for folder in {self.folder, *self.test_folders, self.task.folder / "solution"}:
             _check_inside(self.task.folder, folder)
         box = self.verifier_box

@@ -22,8 +22,11 @@ class VerifierError(EnvError):
     """The tests gave no reward."""
 
 
-def read_rewards(folder: Path) -> Rewards:
-    """Read the rewards in a copy of /logs/verifier. Raises `VerifierError` if there is none."""
+def read_rewards(folder: Path, ending: str) -> Rewards:
+    """Read the rewards in a copy of /logs/verifier.
+
+    Raises `VerifierError` if there is none; without a reward file, the error also has `ending`, how the tests ended.
+    """
     table, number = folder / "reward.json", folder / "reward.txt"
     try:
         if table.is_file():
@@ -32,7 +35,7 @@ def read_rewards(folder: Path) -> Rewards:
             return {"reward": _finite("reward.txt", float(number.read_text(encoding="utf-8")))}
     except (ValueError, RecursionError) as error:
         raise VerifierError(f"the tests wrote no finite number as the reward: {error}") from error
-    raise VerifierError("the tests wrote neither /logs/verifier/reward.json nor /logs/verifier/reward.txt")
+    raise VerifierError(f"the tests wrote neither /logs/verifier/reward.json nor /logs/verifier/reward.txt; {ending}")
 
 
 def _of_json(text: str) -> Rewards:

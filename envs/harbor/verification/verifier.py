@@ -35,6 +35,9 @@ from agentloop.process import owned_folders
 _logger = logging.getLogger(__name__)
 _LOG_BYTES = 256 << 20
 """Maximum bytes of /logs/verifier."""
+_SHOWN_BYTES = 300
+"""Maximum bytes that an error shows of what tests printed."""
+_OUTPUT = "test-stdout.txt"
 _REWARD_FILES = ("reward.txt", "reward.json")
 
 
@@ -92,7 +95,7 @@ async def _run_tests(step: TaskStep, box: Box, logs: Path | None) -> Rewards:
                 await upload_selected(step.task.folder, folder, box, TESTS)
             await as_root(box, f"chmod +x {TESTS}/test.sh")
         result = await box.exec(
-            f"({TESTS}/test.sh) > {VERIFIER}/test-stdout.txt 2>&1",
+            f"({TESTS}/test.sh) > {VERIFIER}/{_OUTPUT} 2>&1",
             env=resolved(step.verifier_env),
             user=user_of(step.verifier_user),
             timeout=step.verifier_timeout,
@@ -103,7 +106,17 @@ async def _run_tests(step: TaskStep, box: Box, logs: Path | None) -> Rewards:
         await box.download(VERIFIER, after, max_bytes=_LOG_BYTES)
         if logs is not None:
             shutil.copytree(after, logs, dirs_exist_ok=True)
-        return read_rewards(after)
+        return read_rewards(after, f"they ended with {result.return_code}{_last_words(after / _OUTPUT)}")
+
+
+def _last_words(output: Path) -> str:
+    """Return the end of what the tests printed, for an error."""
+    text = ""
+    if output.is_file() and not output.is_symlink():
+        with output.open("rb") as file:
+            file.seek(max(output.stat().st_size - _SHOWN_BYTES, 0))
+            text = file.read().decode(errors="replace").strip()
+    return f" and printed: {text}" if text else " and printed nothing"
 
 
 def _no_link(folder: str) -> str:

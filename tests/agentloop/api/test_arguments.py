@@ -42,7 +42,7 @@ def test_resume_is_no_text(start):
 
 
 @pytest.mark.parametrize("read", [agentloop.load_run, agentloop.read_trajectories])
-@pytest.mark.parametrize("path", [None, 3, ["runs"]])
+@pytest.mark.parametrize("path", [None, 3, ["runs"], {"runs"}, object(), b"runs"])
 def test_a_path_of_another_type_is_refused(read, path):
     with pytest.raises(UserError, match="must be of type str"):
         read(path)

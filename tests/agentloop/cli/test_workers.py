@@ -17,10 +17,10 @@ def test_a_run_without_ray_names_a_command_that_can_be_copied(tmp_path):
 def test_only_a_run_that_is_running_gets_another_number_of_workers(tmp_path):
     run = tmp_path / "my run"
     run.mkdir()
-    (run / "config.yaml").write_text("workers: {kind: ray}\n")
+    (run / "config.yaml").write_text("workers: {kind: ray, count: 2}\n")
     with locked(run):
         assert CliRunner().invoke(app, ["workers", str(run), "3"]).exit_code == 0
-    assert (run / "workers").read_text() == "3\n"
+    assert (run / "workers").read_text() == "3 instead of 2\n"
     (run / "workers").unlink()
     error = CliRunner().invoke(app, ["workers", str(run), "3"]).exception
     assert isinstance(error, UserError)

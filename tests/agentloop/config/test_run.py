@@ -98,7 +98,9 @@ def test_wrong_keys_and_values_name_the_whole_path(tmp_path, override, words):
 def test_a_missing_section_says_how_to_set_it(tmp_path):
     with pytest.raises(UserError, match=r"'env' is missing"):
         load(tmp_path, text="model: m\ndata: {train: t.jsonl}\n")
-    with pytest.raises(UserError, match=r"The key 'model' is missing") as caught:
+    with pytest.raises(
+        UserError, match=r"The key 'model' is missing: set it in the config, or as an override \(model=\.\.\.\)\."
+    ) as caught:
         load(tmp_path, text="data: {train: t.jsonl}\nenv: {reward: exact}\n")
     assert "learner" not in str(caught.value)
 

@@ -9,7 +9,7 @@ import pytest
 from agentloop import AgentLoop, Env, Limits, Observation, StopReason, Tool, ToolResult, tool
 from agentloop.engines.base import SamplingParams
 from agentloop.engines.testing.scripted import ScriptedEngine
-from agentloop.errors import EngineError, FailureKind
+from agentloop.errors import EngineError, FailureKind, with_fix
 from agentloop.process.threads import threaded
 from agentloop.tools.toolset import Toolset
 from agentloop.types.trajectory import SegmentKind
@@ -219,7 +219,8 @@ def test_a_prompt_without_room(play):
     assert trajectory.num_sampled == 0
     assert trajectory.reward is None
     assert trajectory.failures == {FailureKind.ENV: 1}
-    assert "limits.max_tokens" in str(trajectory.error)
+    shown = with_fix(str(trajectory.error), "Correct the environment.")
+    assert shown.endswith("raise limits.max_tokens, or shorten the prompt or the tools."), "the fix is not another one"
 
 
 def test_an_environment_that_talks_back(play):

@@ -76,6 +76,19 @@ def test_assistant_turns_are_trained_and_nothing_else(renderer):
         assert list(last.ids) == list(trajectory.ids)
 
 
+def test_thinking_that_the_template_omits_is_refused():
+    turn = {"role": "assistant", "content": "It is sunny.", "reasoning_content": "hm\n"}
+    with pytest.raises(ValueError, match=r"message 2 has thinking in 'reasoning_content', which the chat template"):
+        conversation_trajectory([QUESTION, turn], renderer_of("qwen2_5"))
+    conversation_trajectory([QUESTION, turn | {"weight": 0}], renderer_of("qwen2_5"))
+
+    renderer = renderer_of("qwen3")
+    trajectory = conversation_trajectory([QUESTION, turn], renderer)
+    assert "<think>\nhm\n</think>" in renderer.decode(trajectory.token_ids[trajectory.loss_mask])
+    with pytest.raises(ValueError, match="'thinking'"):
+        conversation_trajectory([QUESTION, {"role": "assistant", "content": "Yes.", "thinking": "hm"}], renderer)
+
+
 def test_control_tokens_in_a_conversation_stay_text(renderer):
     messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "a<|im_end|>b"}]
     trajectory = conversation_trajectory(messages, renderer)

@@ -89,6 +89,12 @@ def test_answers_that_begin_with_other_messages_follow_the_prompt():
         (conversation, {"messages": "Sum?"}, "must be a list of messages"),
         (conversation, {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "'function'"),
         (conversation, {"messages": [ASKED, SAID], "tools": "{"}, "is not JSON"),
+        (conversation, {"messages": [ASKED, SAID], "system": ["Add."]}, "'system' must be a string, got list"),
+        (
+            conversation,
+            {"messages": [{"role": "system", "content": "Add."}, ASKED, SAID], "system": "Subtract."},
+            "another system message than the column 'system'",
+        ),
         (pair, {"chosen": [ASKED, SAID]}, "no 'rejected'"),
         (pair, {"prompt": "Sum?", "chosen": "3", "rejected": "3"}, "are equal"),
         (

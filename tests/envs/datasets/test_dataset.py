@@ -213,6 +213,19 @@ def test_parquet_reads_like_jsonl(tmp_path):
     assert [row["answer"] for row in read] == ["1", "2"]
 
 
+def test_json_values_of_the_library_datasets_are_parsed(tmp_path):
+    answers = pa.array(['"yes"', "3", None], pa.json_())
+    tool = pa.StructArray.from_arrays(
+        [["f"], pa.array(['{"x": {"type": "integer"}}'], pa.json_())], ["name", "parameters"]
+    )
+    tools = pa.ListArray.from_arrays([0, 1, 1, 1], tool)
+    table = pa.table({"prompt": ["a", "b", "c"], "answer": answers, "tools": tools})
+    parquet.write_table(table, tmp_path / "d.parquet")
+    first, second, third = load_dataset(str(tmp_path / "d.parquet"))
+    assert (first["answer"], second["answer"], "answer" in third) == ("yes", 3, False)
+    assert first["tools"] == [{"name": "f", "parameters": {"x": {"type": "integer"}}}]
+
+
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     path = tmp_path / "d.parquet"
     path.write_bytes(b"PAR1")

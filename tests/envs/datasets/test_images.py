@@ -107,6 +107,13 @@ def test_image_placeholder_in_a_row_without_images_stays_text():
     assert row["messages"] == [{"role": "user", "content": "The tag <image> of HTML"}]
 
 
+def test_an_image_in_the_column_image_is_not_left_out():
+    row = {"prompt": "<image>Which color?", "image": "red.png"}
+    with pytest.raises(UserError, match=r"row 1: .* 'image' in place of 'images'\. Rename"):
+        read_row(row, "row 1", 0)
+    assert read_row(row | {"prompt": "Which color?"}, "row 1", 0)["image"] == "red.png"  # a column of the user's own
+
+
 @pytest.mark.parametrize(
     ("raw", "words"),
     [

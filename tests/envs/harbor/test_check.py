@@ -46,6 +46,10 @@ def test_tasks_that_are_right(tmp_path, tree):
         ),
         ({"test": "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n"}, "With nothing done the reward is 1 and not 0."),
         ({"test": "#!/bin/sh\ntrue\n"}, "With nothing done: the tests wrote neither"),
+        (
+            {"test": "#!/bin/sh\necho first; /no/such\n"},
+            "nor /logs/verifier/reward.txt; they ended with 127 and printed: first\n",
+        ),
         ({"environment": {"gpus": 2}}, "GPUs"),
         ({"agent": {"timeout_sec": "soon"}}, "agent.timeout_sec: Input should be a valid number"),
     ],

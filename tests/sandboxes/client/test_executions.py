@@ -349,6 +349,25 @@ async def test_missing_packages_of_the_daemon_raise(servers):
         await client.start()
 
 
+async def test_daemons_that_answer_later_are_not_used_without_the_packages(servers, caplog):
+    async with servers(2, packages=["nope"]) as (one, two, client):
+        two.answer = lambda *_: DONE | {"run_result": DONE["run_result"] | {"stdout": "\n"}}
+        await one.stop()
+        await client.start()
+        one.answer = lambda *_: DONE | {"run_result": DONE["run_result"] | {"stdout": "nope\n"}}
+        await one.start()
+        async with asyncio.timeout(20):
+            while "is not used" not in caplog.text:
+                await run(client)
+                await asyncio.sleep(0.02)
+        assert [(await run(client)).stdout for _ in range(8)] == 8 * ["\n"]
+        one.answer = two.answer
+        async with asyncio.timeout(20):
+            while client.load().slots < 8:
+                await run(client)
+                await asyncio.sleep(0.02)
+
+
 async def test_credentials_in_the_address_are_sent(server, monkeypatch):
     monkeypatch.delenv("AGENTLOOP_TOKEN", raising=False)
     await server.start()

@@ -2,12 +2,14 @@
 
 import asyncio
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from agentloop.tools.machine.bash import Bash
 from agentloop.tools.machine.edit import Edit
+from agentloop.tools.machine.shell import Shell
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
 
@@ -74,4 +76,74 @@ async def test_files_are_shown_and_changed(sessions):
     refused = await _call(sessions, "edit", command="str_replace", path="/srv/new/a.txt", old_str="e", new_str="x")
     assert refused == "`old_str` occurs 2 times in /srv/new/a.txt, not once: nothing was changed."
     assert "cannot be read" in await _call(sessions, "edit", command="view", path="/srv/none")
+    await sessions.close()
+
+
+async def test_output_may_come_together_with_the_end_of_a_command():
+    class Process(_Shell):
+        async def write(self, data):
+            if mark := re.search(rb"printf '.n(\w+)", data):
+                self.output = b"of the command\n\n" + mark[1] + b" 3\nof another program\n"
+
+        async def read(self):
+            return self.output
+
+    shell = Shell(SimpleNamespace(spawn=lambda *_, **__: _done(Process())))
+    first, second = await shell.run("server &", 60.0), await shell.run("true", 60.0)
+    assert (first.return_code, first.output) == (3, "of the command\n")
+    assert second.output == "of another program\nof the command\n"
+
+
+async def test_output_of_background_programs_belongs_to_the_next_command(sessions):
+    assert "x" in await _call(sessions, "bash", command="while :; do echo x; done & sleep 0.2")
+    assert (await _call(sessions, "bash", command="kill %1; echo done")).endswith("done")
+    await sessions.close()
+
+
+async def test_a_shell_that_ended_between_two_commands_starts_again(sessions):
+    shell = await _call(sessions, "bash", command="echo $$")
+    await _call(sessions, "bash", command=f"(sleep 0.1; kill -9 {shell}) & sleep 0.01")
+    await asyncio.sleep(0.5)
+    assert await _call(sessions, "bash", command="echo here") == (
+        "here\n[the shell had ended since the last command; this command ran in a new one]"
+    )
+    assert await _call(sessions, "bash", command="echo again") == "again"
+    await sessions.close()
+
+
+async def test_the_end_of_a_shell_is_noticed_while_its_programs_run():
+    process = _Shell()
+    shell = Shell(SimpleNamespace(spawn=lambda *_, **__: _done(process)))
+    result = await asyncio.wait_for(shell.run("server & exit", seconds=60.0), 10.0)
+    assert (result.timed_out, result.shell_ended) == (False, True)
+
+
+class _Shell:
+    """A shell that has ended, and whose output another program holds open."""
+
+    async def write(self, data): ...
+
+    async def read(self):
+        await asyncio.Event().wait()
+
+    async def wait(self):
+        return 0
+
+    async def kill(self): ...
+
+
+async def _done(value):
+    return value
+
+
+async def test_only_newlines_end_lines(sessions):
+    text = "a\n\x0cb\u2028c\rd\ne"
+    await _call(sessions, "edit", command="create", path="/srv/lines", file_text=text)
+    assert await _call(sessions, "edit", command="view", path="/srv/lines") == (
+        "     1\ta\n     2\t\x0cb\u2028c\rd\n     3\te"
+    )
+    await _call(sessions, "edit", command="insert", path="/srv/lines", insert_line=2, new_str="new")
+    assert await _call(sessions, "edit", command="view", path="/srv/lines", view_range=[2, 4]) == (
+        "     2\t\x0cb\u2028c\rd\n     3\tnew\n     4\te"
+    )
     await sessions.close()

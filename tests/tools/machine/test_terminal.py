@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentloop.boxes.interface.box import ProgramEndedError
 from agentloop.tools.machine.terminal import Terminal, pressed
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
@@ -76,4 +77,27 @@ async def test_a_box_that_ends_ends_the_episode(sessions, box):
     await box.stop()
     result = await _type(sessions, "true\n")
     assert "has ended, and its files are lost" in result.content
+    await sessions.close()
+
+
+async def test_a_shell_that_takes_no_keys_has_ended():
+    class Process:
+        async def read(self):
+            await asyncio.Event().wait()
+
+        async def write(self, data):
+            raise ProgramEndedError("The program has ended, so nothing can be written to it.")
+
+        async def wait(self):
+            return 0
+
+        async def kill(self): ...
+
+    async def spawn(*_, **__):
+        return Process()
+
+    box = SimpleNamespace(spawn=spawn)
+    env = SimpleNamespace(box=box, agent_user=None, deadline=math.inf)
+    sessions = Toolset([Terminal()]).sessions("t", {}, 0, env=env)
+    assert (await _type(sessions, "ls\n")).content == "[the shell has ended]"
     await sessions.close()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -158,6 +159,23 @@ def test_second_sigterm_ends_immediately(start):
     assert b" 503 " in answer(connection)
     assert process.popen.wait(10) == 0
     wait_for(lambda: gone(descendants))
+
+
+def test_an_end_of_the_daemon_is_no_result_of_cells(start):
+    process = start()
+    session = process.post("/v1/sessions", {}).json()["id"]
+    code = "import time; time.sleep(60)"
+    with ThreadPoolExecutor() as threads:
+        notebook = threads.submit(process.post, "/run_jupyter", {"cells": [code], "total_timeout": 60})
+        cell = threads.submit(process.post, f"/v1/sessions/{session}/run", {"code": code, "max_seconds": 60})
+        wait_for(lambda: httpx.get(f"{process.url}/v1/health", trust_env=False).json()["sessions"] == 2)
+        wait_for(lambda: httpx.get(f"{process.url}/v1/sessions/{session}", trust_env=False).json()["in_use"])
+        time.sleep(0.5)  # the cells have begun
+        process.popen.send_signal(signal.SIGTERM)
+        wait_for(lambda: "draining" in process.log.read_text())
+        process.popen.send_signal(signal.SIGTERM)
+        assert [each.result().status_code for each in (notebook, cell)] == [503, 503]
+    assert process.popen.wait(10) == 0
 
 
 def test_sigkill_leaves_no_process(start):

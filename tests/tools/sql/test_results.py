@@ -20,6 +20,12 @@ def test_a_row_that_is_cut_says_so():
     assert text == f"a | b\n{'x' * 30} | ...\n{note}\n(1 of 2 rows shown)"
 
 
+def test_a_header_that_is_cut_says_so():
+    text = as_text(QueryResult(columns=["a" * 30, "b" * 30], rows=[(1, 2)]), max_chars=36)
+    note = "(the names of the 2 columns have more than 36 characters and were cut)"
+    assert text == f"{'a' * 30} | ...\n{note}\n1 | 2\n(1 row)"
+
+
 def test_failures_are_formatted_as_text():
     assert as_text(QueryResult(error="no such column: x")) == "Error: no such column: x"
     assert as_text(QueryResult(timed_out=True, seconds=5.01)) == "The query took too long and was stopped after 5.01 s."

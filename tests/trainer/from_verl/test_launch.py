@@ -228,6 +228,19 @@ def test_a_setting_computed_from_an_output_is_named(tmp_path: Path, value: str):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("total", ["$((NODES * 2))", "$((16#ff * (2 + NODES)))", "$(($NODES + 2))", "$((TWICE + 1))"])
+def test_a_setting_computed_from_an_unset_variable_is_named(tmp_path: Path, total: str):
+    """Check that variables which are set, as GPUS, get no note."""
+    lines = "GPUS=4\nTWICE=$((NODES * 2))\n"
+    script = _script(
+        tmp_path,
+        f"{lines}python3 -m verl.trainer.main_ppo data.seed=1 trainer.nnodes={total} trainer.save_freq=$((GPUS / 2))\n",
+    )
+    (note,) = _read(script).notes
+    assert note == "trainer.nnodes depends on the variable NODES, which is not set."
+
+
+@pytest.mark.slow
 def test_configs_written_by_the_user(tmp_path: Path):
     """Check that the keys of a config given by --config-path and --config-name count as set."""
     (tmp_path / "config").mkdir()

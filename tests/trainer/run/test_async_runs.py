@@ -136,6 +136,11 @@ async def test_a_group_that_is_never_complete_is_refused(sums):
         await run(sums, "staleness={cut: {deadline: 1, min_episodes: 5}}")
 
 
+async def test_a_group_of_one_that_teaches_nothing_is_refused(sums):
+    with pytest.raises(UserError, match=r"min_episodes is 1: grpo compares the episodes of one task"):
+        await run(sums, "staleness={cut: {deadline: 1, min_episodes: 1}}")
+
+
 async def test_on_policy_counts_the_episodes_that_were_cut_also_before_a_resume(sums):
     await run(sums, "staleness={cut: {extra_episodes: 2}}", "run.steps=1")
     folder = await run(sums, "staleness={cut: {extra_episodes: 2}}", "run.steps=2")

@@ -3,6 +3,7 @@ import pytest
 from agentloop.config.loading import validated
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
+from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.resume import changed_keys, open_run
 
 
@@ -67,6 +68,28 @@ def test_a_newer_key_with_another_value_is_a_change():
     del before["limits"]["max_answered_calls"]
     after = config(limits={"max_answered_calls": 3}).model_dump(mode="json")
     assert changed_keys(before, after) == ["limits.max_answered_calls: 16 -> 3"]
+
+
+@pytest.mark.parametrize(
+    ("section", "setting"),
+    [
+        ("overlong", {"max_sampled_tokens": 100, "buffer": 200, "penalty": 1.0}),
+        ("dynamic_sampling", {"max_rounds": 3, "oversampling": 1.0}),
+    ],
+)
+def test_only_a_setting_that_is_refused_today_may_be_dropped(section, setting, caplog):
+    """Check one that the config refuses, and one that `check_trainable` refuses."""
+    given = {
+        "data": {"train": "t.jsonl"},
+        "algorithm": {"advantage": "reinforce_pp", "group_size": 1},
+        "engine": {"name": "hf"},
+    }
+    after = config(**given).model_dump(mode="json")
+    check_trainable(validated(RunConfig, after, "test"))
+    before = config(**given, learner={"lr": 1e-5}).model_dump(mode="json")
+    before["algorithm"][section] = setting
+    assert [each.split(":")[0] for each in changed_keys(before, after)] == ["learner.lr"]
+    assert f"algorithm.{section}" in caplog.text
 
 
 def test_a_buffer_above_the_limit_is_refused():

@@ -20,6 +20,7 @@ from agentloop.cli import main
 from agentloop.errors import UserError
 from agentloop.process.owned_folders import own_label
 from agentloop.tools.serving.http.listening import listen
+from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.lock import locked
 from agentloop.trainer.viewer.app import PAGE, application
 from agentloop.trainer.viewer.records import task_text
@@ -218,15 +219,33 @@ def test_a_run_that_begins_below_a_shown_folder_appears(run_folder, tmp_path):
 
 def test_the_newest_run_is_taken(tmp_path):
     for age, name in enumerate(("b/seed_0", "a", "c")):
-        (tmp_path / name).mkdir(parents=True)
+        RunFolder(tmp_path / name).make()
         (tmp_path / name / "config.yaml").touch()
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
     assert newest(tmp_path) == tmp_path / "b/seed_0"
 
 
+def test_one_broken_config_does_not_hide_other_runs(folder, tmp_path):
+    RunFolder(tmp_path / "broken").make()
+    (tmp_path / "broken/config.yaml").write_text("{{{")
+    client = client_of(folder.root, tmp_path / "broken")
+    assert [(run["name"], run["steps"]) for run in client.get("/api/runs").json()] == [("run", 2), ("broken", None)]
+    answer = get(client, "config", run="broken")
+    assert answer.status_code == 422
+    assert "broken/config.yaml is not valid YAML" in answer.json()["detail"]
+
+
+def test_a_recipe_is_not_a_run(folder, tmp_path):
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe/config.yaml").write_text("model: m")
+    assert list(Runs([tmp_path])) == ["run"]
+    with pytest.raises(UserError, match="recipe is not a run folder"):
+        Runs([tmp_path / "recipe"])
+
+
 def test_runs_have_the_shortest_names_that_differ(tmp_path):
     for name in ("a/seed_0", "a/seed_1", "b/seed_0"):
-        (tmp_path / name).mkdir(parents=True)
+        RunFolder(tmp_path / name).make()
         (tmp_path / name / "config.yaml").touch()
     assert list(Runs([tmp_path / "a", tmp_path / "a/seed_1"])) == ["seed_0", "seed_1"]
     assert list(Runs([tmp_path])) == ["a/seed_0", "a/seed_1", "b/seed_0"]

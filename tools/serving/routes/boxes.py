@@ -282,7 +282,7 @@ def _image(daemon: Daemon, body: ImageBody) -> Image:
         return Image(reference=body.reference)
     path = daemon.boxes.image(body.archive)
     if path is None:
-        raise HTTPException(409, f"The image {body.archive} was not sent: PUT /v1/boxes/images/{body.archive}.")
+        raise HTTPException(412, f"The image {body.archive} was not sent: PUT /v1/boxes/images/{body.archive}.")
     return Image(tarball=path)
 
 

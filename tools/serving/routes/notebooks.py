@@ -118,6 +118,7 @@ async def _run_cells(daemon: Daemon, body: RunJupyter, session: Session, noteboo
             notebook.timed_out = True
             return
         result = await session.run(code, max_seconds=min(body.cell_timeout or left, left))
+        daemon.check_end(result)
         daemon.metrics.count_execution(outcomes.of_cell(result))
         notebook.cells.append(result)
         notebook.seconds = time.monotonic() - start

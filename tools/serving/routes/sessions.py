@@ -102,6 +102,7 @@ async def run_cell(request: Request, id: str) -> Response:
         body = await daemon.reader.parse(request, Run)
         try:
             result = await unless_gone(request, session.run(body.code, max_seconds=body.max_seconds))
+            daemon.check_end(result)
         except SandboxError:
             await daemon.sessions.forget(id)
             raise

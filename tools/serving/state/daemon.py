@@ -10,10 +10,11 @@ from typing import Any
 from fastapi import Request
 
 from agentloop import sandboxes
-from agentloop.errors import UserError
-from agentloop.sandboxes.interface.sandbox import Sandbox, Session
+from agentloop.errors import SandboxError, UserError
+from agentloop.sandboxes.interface.sandbox import CellResult, Sandbox, Session
 from agentloop.sandboxes.levels.registry import LEVELS
 from agentloop.sandboxes.levels.slot_template import PreloadError
+from agentloop.tools.serving.http import outcomes
 from agentloop.tools.serving.http.bodies import Reader
 from agentloop.tools.serving.state.boxes import Boxes
 from agentloop.tools.serving.state.leases import Leases
@@ -64,6 +65,11 @@ class Daemon:
             await stack.enter_async_context(self.toolbox.running())
             await stack.enter_async_context(self.boxes.running())
             yield
+
+    def check_end(self, result: CellResult) -> None:
+        """Raise `SandboxError` if the session of a cell may have been killed because the daemon ends."""
+        if self.draining and result.session_ended == "killed":
+            raise SandboxError(outcomes.SHUTTING_DOWN)
 
     async def _start_sandbox(self) -> None:
         try:

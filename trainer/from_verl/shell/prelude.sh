@@ -70,13 +70,16 @@ kill() { return 0; }
 sleep() { ((++__slept < 100)) || exit 125; } # it waits for something that does not happen here
 trap() { return 0; }
 
-# Compute; print the mark of an unknown value instead. Before `case`, `for` and `((`, whose traces show what is written:
-# trace the values.
+# Compute; print the mark of an unknown value instead, with 0_ before the name of an unset variable, which counts as 0.
+# Before `case`, `for` and `((`, whose traces show what is written: trace the values.
 __compute() {
     local __sum=$* __name IFS=' '
     for __name in ${__sum//[!a-zA-Z0-9_]/ }; do
         [[ $__name == [0-9]* ]] || __name+=" ${!__name}"
-        case $__name in *unknown_*) echo "unknown_${__name#*unknown_}" && return ;; esac
+        case $__name in
+            *unknown_[0-9]*) echo "unknown_${__name#*unknown_}" && return ;;
+            *unknown_*) echo "unknown_0_${__name#*unknown_}" && return ;;
+        esac
     done
     echo $((__sum))
 }

@@ -33,6 +33,8 @@ _CHANGED = re.compile(r"\$\{(?=([A-Za-z_]\w*)(?:[#%/^,@]|:[^-=?+]))")
 """Begin of a variable that is changed as it is read: ${NAME##*/}."""
 _SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 """$((...)), with at most two brackets around each other in it."""
+_IN_SUM = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|\$\{[^}]*\}|`[^`]*`|[$\w][\w#]*")
+"""Parts of a sum that may be names of variables; programs, numbers and variables with $ are others."""
 _PROGRAM = re.compile(r"/[\w.+/-]*bin/[\w.+-]+")
 _WORD = r"(?:\"[^\"]*\"|'[^']*'|\$\([^()]*\)|[^\s;|&<>\"'()])+"
 _OUTPUT, _INPUT = re.compile(rf"((?<!\S)[\d&]?>>?)\|?\s*(?!&){_WORD}"), re.compile(rf"(?<!<)<\s*(?![<&(]){_WORD}")
@@ -131,9 +133,9 @@ def _execution(text: str, words: Sequence[str], variables: Mapping[str, str], pr
     for mode, setting in _MODES.items():
         main += f"echo {_FILE if '__marked' in setting else ''} > file\nrun {mode} {setting}\n"
     plain = text.replace("BASH_SOURCE", "SCRIPT_SOURCE")  # bash overwrites BASH_SOURCE with the path in the sandbox
-    marked = _READ.sub(lambda found: f"${{{(name := found[1] or found[2])}-unknown_{name}}}", plain)
-    # __mark has only the element 0, so the mark is empty if the variable is set.
-    marked = _CHANGED.sub(lambda found: f"${{__mark[0${{{found[1]}+1}}]:+unknown_{found[1]}}}{found[0]}", marked)
+    marked = _SUM.sub(lambda found: f"$(({_IN_SUM.sub(_marked_if_unset, found[1])}))", plain)
+    marked = _READ.sub(lambda found: f"${{{(name := found[1] or found[2])}-unknown_{name}}}", marked)
+    marked = _CHANGED.sub(lambda found: f"{_mark_if_unset(found[1])}{found[0]}", marked)
     texts = {"start.sh": start, "plain.sh": plain, "failing.sh": plain}
     texts |= {"marked.sh": _with_marked_sums(marked), "printing.sh": _with_marked_sums(plain)}
     files = {name: each.encode(errors="replace") for name, each in texts.items()}
@@ -148,6 +150,15 @@ def _execution(text: str, words: Sequence[str], variables: Mapping[str, str], pr
     )
 
 
+def _mark_if_unset(name: str) -> str:
+    """Return an expression that is a mark if the variable is unset, else empty: __mark has only the element 0."""
+    return f"${{__mark[0${{{name}+1}}]:+unknown_{name}}}"
+
+
+def _marked_if_unset(found: re.Match[str]) -> str:
+    return f"{_mark_if_unset(found[0])}{found[0]}" if found[0].isidentifier() else found[0]
+
+
 def _with_marked_sums(text: str) -> str:
     """Let $((...)) print a mark if it computes with an unknown value, which bash takes for 0."""
 
@@ -159,7 +170,9 @@ def _with_marked_sums(text: str) -> str:
 
 
 def _names(text: str) -> list[str]:
-    return sorted({first or second for first, second in _READ.findall(text)} | set(_CHANGED.findall(text)))
+    read = {first or second for first, second in _READ.findall(text)} | set(_CHANGED.findall(text))
+    in_sums = {part for inside in _SUM.findall(text) for part in _IN_SUM.findall(inside)}
+    return sorted(read | set(filter(str.isidentifier, in_sums)))
 
 
 def _without_files(text: str, lines: set[int]) -> str:
@@ -182,7 +195,9 @@ def _record(result: ExecutionResult, text: str) -> Record:
     records = [list(_commands(_text(result, f"{mode}.commands"))) for mode in _MODES]
     marks = {mark: f"the output of {_plain(words)}, which does not run" for each in records for mark, words in each}
     marks |= {f"unknown_{name}": f"${name}, which is not set" for name in _names(text)}
-    marks[_FILE] = "a file, which is not read"
+    # __compute prints these for variables that are unset.
+    marks |= {f"unknown_0_{name}": f"the variable {name}, which is not set" for name in _names(text)}
+    marks |= dict.fromkeys((_FILE, _FILE.replace("_", "_0_")), "a file, which is not read")
     notes = [
         f"The script sources {short(words)}, which is not read: check what it sets."
         for kind, words in records[0]
@@ -204,7 +219,7 @@ def _record(result: ExecutionResult, text: str) -> Record:
 
 def _plain(words: Sequence[str]) -> str:
     """Return a command with its marks as they are in the script."""
-    return re.sub(r"unknown_\d+_\d+", "...", re.sub(r"unknown_([A-Za-z_])", r"$\1", short(words)))
+    return re.sub(r"unknown_\d+_\d+", "...", re.sub(r"unknown_(?:0_)?([A-Za-z_])", r"$\1", short(words)))
 
 
 def _commands(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentloop.config.records import LOGGERS
-from agentloop.errors import UserError
+from agentloop.errors import UserError, blaming
 from agentloop.registry.options import check_call
 
 if TYPE_CHECKING:
@@ -48,7 +48,14 @@ def _make(spec: LoggerConfig, folder: Path, config: dict[str, Any], done: int) -
     found = LOGGERS.get(spec.name)
     call = "logger(folder, config, done=..., **options)"
     check_call(found, spec.options, folder, config, of=f"logger {spec.name!r}", call=call, done=done)
-    return found(folder, config, done=done, **spec.options)
+    with blaming(f"The logger {spec.name!r} of run.loggers cannot start"):
+        logger = found(folder, config, done=done, **spec.options)
+    if missing := [name for name in ("log", "close") if not callable(getattr(logger, name, None))]:
+        raise UserError(
+            f"The logger {spec.name!r} of run.loggers has no method {' and no method '.join(missing)}. A logger needs "
+            "log(step, metrics) and close()."
+        )
+    return logger
 
 
 def not_installed(name: str, extra: str) -> UserError:

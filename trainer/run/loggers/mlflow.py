@@ -17,6 +17,8 @@ from agentloop.types.plain_data import flat
 
 _logger = logging.getLogger(__name__)
 
+_FILE = "mlflow_run.json"
+"""File in the run folder with the id of the MLflow run."""
 _MOST_PARAMS = 100
 """Largest number of parameters in one request."""
 _MOST_CHARS = 6000
@@ -47,8 +49,8 @@ class MlflowLogger:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise not_installed("mlflow", "mlflow") from error
-        self._metric, self._error = Metric, MlflowException
-        self._remembered = RememberedRun(folder / "mlflow_run.json")
+        self._metric, self._errors = Metric, (MlflowException, OSError)
+        self._remembered = RememberedRun(folder / _FILE)
         try:
             self._client = MlflowClient(tracking_uri)
             self.run_id = self._remembered.id or self._begin(
@@ -57,10 +59,12 @@ class MlflowLogger:
                 [Param(key, str(value)[:_MOST_CHARS]) for key, value in flat(config)],
             )
             self._client.update_run(self.run_id, status="RUNNING")
-        except MlflowException as error:
+        except (MlflowException, OSError) as error:
+            known = f" To begin a new MLflow run, remove {folder / _FILE}." if self._remembered.id else ""
             raise UserError(
-                f"mlflow cannot start a run: {error}. Set tracking_uri of the logger or MLFLOW_TRACKING_URI to a "
-                "server or a database (sqlite:///mlflow.db), or remove mlflow from run.loggers."
+                f"mlflow cannot start a run: {str(error).strip().rstrip('.')}. Set tracking_uri of the logger or "
+                "MLFLOW_TRACKING_URI to a server or a database (sqlite:///mlflow.db, after `pip install mlflow`), or "
+                f"remove mlflow from run.loggers.{known}"
             ) from error
         self._remembered.begin(self.run_id)
         self._thread = ThreadPoolExecutor(1, "agentloop-mlflow")  # a slow server must not delay episodes
@@ -83,7 +87,7 @@ class MlflowLogger:
             return
         try:
             self._client.log_batch(self.run_id, metrics=entries)
-        except self._error as error:
+        except self._errors as error:
             _logger.warning("mlflow did not store the metrics of step %d: %s", step, error)
         else:
             self._remembered.mark_sent(step)
@@ -92,7 +96,7 @@ class MlflowLogger:
         self._thread.shutdown()
         try:
             self._client.set_terminated(self.run_id)
-        except self._error as error:
+        except self._errors as error:
             _logger.warning("mlflow still shows the run as running, because marking its end failed: %s", error)
 
 

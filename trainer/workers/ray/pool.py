@@ -172,6 +172,7 @@ class RayWorkers(Workers):
                     self.resize(count)
                 except UserError as error:
                     _log.warning("The number of workers does not change. %s", error)
+                    self._wanted.forget()
             leaving = await asyncio.to_thread(draining_nodes)
             for slot in self.slots:
                 if slot.worker is not None and slot.worker.node in leaving:

@@ -92,6 +92,13 @@ def test_a_missing_file_is_one_clear_error(tmp_path, missing, problem):
         HarborTask.load(tmp_path)
 
 
+def test_an_instruction_in_another_encoding_is_refused(tmp_path):
+    folder_with(tmp_path)
+    (tmp_path / "instruction.md").write_bytes(b"caf\xe9")
+    with pytest.raises(UserError, match=r"instruction\.md is not UTF-8 .*: write it in UTF-8\."):
+        HarborTask.load(tmp_path)
+
+
 def test_a_task_without_an_image_is_refused(tmp_path):
     folder_with(tmp_path)
     (tmp_path / "environment/Dockerfile").unlink()

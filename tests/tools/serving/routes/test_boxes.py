@@ -112,7 +112,7 @@ async def test_an_image_is_kept_by_its_content(tree):
     digest = hashlib.sha256(content).hexdigest()
     async with serving_boxes(max_image_mb=1 + (len(content) >> 20)) as client:
         unknown = await client.post("/v1/boxes", json={"archive": digest})
-        assert (unknown.status_code, f"PUT /v1/boxes/images/{digest}" in unknown.text) == (409, True)
+        assert (unknown.status_code, f"PUT /v1/boxes/images/{digest}" in unknown.text) == (412, True)
         wrong = await client.put(f"/v1/boxes/images/{'0' * 64}", content=content)
         assert (wrong.status_code, digest in wrong.text) == (422, True)
         assert (await client.get(f"/v1/boxes/images/{digest}")).status_code == 404

@@ -59,6 +59,16 @@ def test_unknown_options_of_a_logger_are_named(tmp_path):
         pass
 
 
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [("raise OSError('no server')", r"cannot start: OSError: no server \(own\.py"), ("pass", "no method log and no")],
+)
+def test_a_logger_that_cannot_start_is_named(tmp_path, body, error):
+    (tmp_path / "own.py").write_text(f"class Own:\n    def __init__(self, folder, config, *, done):\n        {body}\n")
+    with pytest.raises(UserError, match=rf"own\.py:Own' of run\.loggers .*{error}"):
+        open_loggers(config_with(f"{tmp_path}/own.py:Own"), tmp_path, done=-1).__enter__()
+
+
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_missing_logger_error_says_how_to_install_it(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)

@@ -138,3 +138,20 @@ def test_failing_mlflow_server_loses_only_its_metrics(tmp_path, server, client, 
 def test_unusable_tracking_uri_names_a_fix(tmp_path, server):
     with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
         MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri="nosuch://server")
+
+
+def test_a_database_names_the_package_that_reads_it(tmp_path):
+    with pytest.raises(UserError, match=r"pip install mlflow`"):
+        MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_an_mlflow_run_that_is_elsewhere_names_the_file_to_remove(tmp_path, server):
+    MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri=server).close()
+    with pytest.raises(UserError, match=r"remove \S+/mlflow_run\.json\."):
+        MlflowLogger(tmp_path, CONFIG, done=1, tracking_uri=f"{server}-moved")
+
+
+def test_a_folder_for_mlflow_that_cannot_be_made_is_named(tmp_path, server):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"Not a directory.*MLFLOW_TRACKING_URI"):
+        MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri=f"file:{tmp_path}/file/mlflow")
