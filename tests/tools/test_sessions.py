@@ -227,9 +227,12 @@ async def test_raising_validator_fails_only_its_call():
         return country
 
     endless = Counter()
-    endless.arguments = SchemaArguments({"$ref": "#"}, what="a tool")
+    endless.arguments = SchemaArguments({"additionalProperties": {"$ref": "#"}}, what="a tool")
+    deep: dict[str, object] = {}
+    for _ in range(3000):
+        deep = {"a": deep}
     sessions = Toolset([capital, endless]).sessions("t", {}, 0)
-    for call in (ToolCall("capital", {"country": "Oz"}, "1"), ToolCall("counter", {"a": 1}, "2")):
+    for call in (ToolCall("capital", {"country": "Oz"}, "1"), ToolCall("counter", deep, "2")):
         result = await sessions.call(call, time.monotonic() + 10)
         assert (result.is_error, result.failure) == (True, FailureKind.TOOL)
         assert ("Oz" if call.name == "capital" else "RecursionError") in result.content

@@ -50,6 +50,6 @@ def _ratio(step: dict[str, float], run: PlannedRun, cluster: Cluster, layout: La
         trained=sampled or run.work.trained,
     )
     expected = training_seconds(
-        run.shape, run.flops, layout, work, cluster.gpu, cluster.gpus_per_node, lora_rank=run.lora_rank
+        run.shape, run.flops, layout, work, cluster.gpu, cluster.gpus_per_node, lora_rank=run.lora_rank, fp8=run.fp8
     )
     return tokens / _get(step, "tokens_per_second") / expected

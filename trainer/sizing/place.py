@@ -88,6 +88,7 @@ def planned(
         ),
         fsdp_only=_why_fsdp_only(config, hf_config),
         lora_rank=learner.lora.rank if learner.lora else 0,
+        fp8=learner.fp8 != "off",
         engine_fp8=config.engine.options.get("quantization") == "fp8",
         splits_engine=ENGINES.get(config.engine.name).runs_on_gpus,
         shares_prefixes=bool(learner.share_prefixes),

@@ -82,6 +82,8 @@ class PlannedRun:
     """Reason why megatron cannot train it, with the fix; empty if it can."""
     lora_rank: int = 0
     """Rank of the adapters; 0: all weights are trained."""
+    fp8: bool = False
+    """Whether linear layers of the learner multiply in FP8."""
     engine_fp8: bool = False
     """Whether engines have linear layers and experts in FP8."""
     splits_engine: bool = True
@@ -221,7 +223,9 @@ def _estimated(run: PlannedRun, cluster: Cluster, layout: Layout, engine_tensor:
     engines = max((cluster.engine_gpus or cluster.gpus) // engine_tensor, 1)
     per_token = shape.kv_bytes_per_token / engine_tensor
     slots = min(max(sharing.cache, 0.0) / per_token / work.mean_tokens, run.concurrency / engines)
-    train = training_seconds(shape, run.flops, layout, work, gpu, cluster.gpus_per_node, run.scale, run.lora_rank)
+    train = training_seconds(
+        shape, run.flops, layout, work, gpu, cluster.gpus_per_node, run.scale, run.lora_rank, fp8=run.fp8
+    )
     train *= 1 + run.auxiliary_models
     rollout = rollout_seconds(shape, work, engine_tensor, engines, slots, gpu, fp8=run.engine_fp8)
     return Estimate(

@@ -22,6 +22,8 @@ The first entry comes from a model of width 1024 over two ranks, the last from s
 """
 _UNCOMPILED = 0.72
 """Factor on this fraction if layers are not compiled: megatron compared with fsdp in `train_step_*_2gpus_fa2`."""
+_FP8 = 0.7
+"""Time of linear layers in FP8 over that in bfloat16, rounding included (`train_step_fp8_tensor_4B_25`)."""
 _OVERLAP = 0.7
 """Assumed fraction of FSDP's transfers that overlap with computation."""
 _PCIE, _HOST_MEMORY = 25e9, 50e9
@@ -52,13 +54,15 @@ class Work:
         return max(1, -(-int(of_rank) // int(0.9 * layout.token_budget)))
 
 
-def step_flops(flops: ModelFlops, work: Work, *, is_frozen: bool = False) -> float:
+def step_flops(flops: ModelFlops, work: Work, *, is_frozen: bool = False, fp8: bool = False) -> float:
     """Return the FLOPs of forward and backward passes; frozen weights have no gradient.
 
-    The mean square of lengths is assumed to be 1.5 times the square of the mean.
+    With `fp8`, those of linear layers count as many as bfloat16 computes in the same time. The mean square of lengths
+    is assumed to be 1.5 times the square of the mean.
     """
     pairs = 1.5 * causal_pairs(round(work.mean_tokens)) * (flops.per_pair + flops.per_window_pair)
-    matrices = (flops.per_token + flops.per_head_token * work.trained) * work.mean_tokens
+    per_token = flops.per_token * (_FP8 if fp8 else 1.0)
+    matrices = (per_token + flops.per_head_token * work.trained) * work.mean_tokens
     return (3 * pairs + (2 if is_frozen else 3) * matrices) * work.trajectories
 
 
@@ -71,13 +75,16 @@ def training_seconds(
     gpus_per_node: int,
     scale: float = 1.0,
     lora_rank: int = 0,
+    *,
+    fp8: bool = False,
 ) -> float:
     """Return the training seconds of one step with all its updates.
 
     `scale` is the ratio of measured to estimated seconds on this kind of GPU. A `lora_rank` above 0 trains adapters.
+    With `fp8`, linear layers multiply in FP8, but not experts.
     """
     trained = shape.trained_parameters(lora_rank)
-    needed = step_flops(flops, work, is_frozen=lora_rank > 0)
+    needed = step_flops(flops, work, is_frozen=lora_rank > 0, fp8=fp8 and not shape.num_experts)
     recomputed = {"off": 0.0, "selective": 0.12, "full": 1 / 3, "sparse": (2 - 1 / SPARSE) / 3}[layout.checkpointing]
     efficiency = _efficiency(shape.hidden / layout.tensor) * (_UNCOMPILED if layout.backend == "megatron" else 1.0)
     compute = needed * (1 + recomputed) / layout.gpus / (gpu.flops * efficiency)

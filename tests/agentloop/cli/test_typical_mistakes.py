@@ -131,7 +131,7 @@ def test_a_full_disk(sums, train):
 
 
 def test_a_port_in_use(sums, refused):
-    (sums / "run").mkdir()
+    (sums / "run" / "trajectories").mkdir(parents=True)
     (sums / "run" / "config.yaml").write_text("model: nowhere\n")
     with listen("127.0.0.1", 0) as taken:
         error = refused("view", sums / "run", "--no-browser", "--port", taken.getsockname()[1])

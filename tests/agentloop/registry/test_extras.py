@@ -110,7 +110,8 @@ def modules_of(extra):
 
 def run_without(extras, calls, folder):
     """Run commands in a process that lacks the packages of `extras`; return (command, exit code, output) of each."""
-    (folder / "run" / "checkpoints").mkdir(parents=True)
+    for name in ("checkpoints", "trajectories"):
+        (folder / "run" / name).mkdir(parents=True)
     (folder / "run" / "config.yaml").write_text("workers: {kind: local}\n")
     (folder / "corpus.jsonl").write_text('{"id": "1", "contents": "some words"}\n')
     (folder / "x.parquet").write_text("")

@@ -91,7 +91,10 @@ class Measured:
     def estimated_seconds(self) -> float:
         layout = self.layout(int(self.result["options"]["token_budget"]))
         flops = ModelFlops.from_config(_config(self.result["model"]))
-        return training_seconds(self.shape, flops, layout, self.work, find("H200"), 8, lora_rank=self.lora_rank)
+        fp8 = "fp8" in self.settings
+        return training_seconds(
+            self.shape, flops, layout, self.work, find("H200"), 8, lora_rank=self.lora_rank, fp8=fp8
+        )
 
 
 def _measured() -> Iterator[Any]:
