@@ -145,7 +145,7 @@ def main() -> None:
     try:
         jobs = chosen(known, args.jobs or known)
     except KeyError as error:
-        parser.error(f"there is no job {error}. The jobs are {', '.join(known)}.")
+        parser.error(f"unknown job {error}: choose from {', '.join(known)}")
     if args.list:
         for job in jobs:
             print(f"{job.name} (GPUs: {job.gpus}, at most {job.limit:g} s): {job.command}")

@@ -141,7 +141,7 @@ class SchemaArguments:
         resource = specification_with(kind.META_SCHEMA["$schema"]).create_resource(checked)
         if reference := _broken_reference(resource, REGISTRY.resolver_with_root(resource)):
             raise UserError(f"The input schema of {what} refers to {reference!r}, which does not exist. {fix}")
-        if reference := _endless_reference(resource, REGISTRY.resolver_with_root(resource)):
+        if reference := _endless_reference(resource, REGISTRY.resolver_with_root(resource), set()):
             raise UserError(
                 f"The input schema of {what} refers to {reference!r}, which leads back to itself for the same value, "
                 f"so a check would not end. {fix}"
@@ -160,45 +160,49 @@ class SchemaArguments:
 
 
 def _broken_reference(resource: Any, resolver: Any) -> str | None:
-    """Return the first `$ref` that leads nowhere in a schema, which is a resource of `referencing`."""
+    """Return the first reference that leads nowhere in a schema, which is a resource of `referencing`."""
     from referencing.exceptions import Unresolvable
 
-    if isinstance(resource.contents, dict) and "$ref" in resource.contents:
-        reference = str(resource.contents["$ref"])
+    schema = resource.contents
+    for key in _REFERENCES & schema.keys() if isinstance(schema, dict) else ():
         try:
-            resolver.lookup(reference)
+            resolver.lookup(str(schema[key]))
         except Unresolvable:
-            return reference
+            return str(schema[key])
     broken = (_broken_reference(inner, resolver.in_subresource(inner)) for inner in resource.subresources())
     return next(filter(None, broken), None)
 
 
-def _endless_reference(resource: Any, resolver: Any) -> str | None:
-    """Return the first reference through which a schema applies to a value again and again."""
-    if reference := _reference_back(resource, resolver, ()):
+def _endless_reference(resource: Any, resolver: Any, ending: set[int]) -> str | None:
+    """Return the first reference through which a schema applies to a value again and again.
+
+    `ending` gets the ids of schemas that do not, so each is followed once.
+    """
+    if reference := _reference_back(resource, resolver, (), ending):
         return reference
-    endless = (_endless_reference(inner, resolver.in_subresource(inner)) for inner in resource.subresources())
+    endless = (_endless_reference(inner, resolver.in_subresource(inner), ending) for inner in resource.subresources())
     return next(filter(None, endless), None)
 
 
-def _reference_back(resource: Any, resolver: Any, applied: tuple[int, ...]) -> str | None:
+def _reference_back(resource: Any, resolver: Any, applied: tuple[int, ...], ending: set[int]) -> str | None:
     """Return the reference that leads to one of the schemas with the ids `applied`, which apply to the same value."""
     schema = resource.contents
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or id(schema) in ending:
         return None
     applied = (*applied, id(schema))
     for key in _REFERENCES & schema.keys():
         found = resolver.lookup(str(schema[key]))
         if id(found.contents) in applied:
             return str(schema[key])
-        if reference := _reference_back(_like(resource, found.contents), found.resolver, applied):
+        if reference := _reference_back(_like(resource, found.contents), found.resolver, applied, ending):
             return reference
     for key in _SAME_VALUE & schema.keys():
         value = schema[key]
         for part in value if isinstance(value, list) else value.values() if key == "dependentSchemas" else [value]:
             inner = _like(resource, part)
-            if reference := _reference_back(inner, resolver.in_subresource(inner), applied):
+            if reference := _reference_back(inner, resolver.in_subresource(inner), applied, ending):
                 return reference
+    ending.add(id(schema))
     return None
 
 

@@ -310,6 +310,17 @@ def test_a_reference_that_leads_only_to_itself_is_an_error(definitions):
         SchemaArguments({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": definitions}, what="a tool")
 
 
+def test_references_that_meet_again_are_followed_once():
+    definitions = {f"D{n}": {"allOf": [{"$ref": f"#/$defs/D{n + 1}"}] * 2} for n in range(60)}
+    properties = {"a": {"$ref": "#/$defs/D0"}}
+    SchemaArguments({"properties": properties, "$defs": definitions | {"D60": {"type": "integer"}}}, what="a tool")
+
+
+def test_a_dynamic_reference_to_nothing_is_an_error():
+    with pytest.raises(UserError, match=r"a tool refers to '#nothing', which does not exist"):
+        SchemaArguments({"properties": {"a": {"$dynamicRef": "#nothing"}}}, what="a tool")
+
+
 def test_a_schema_may_contain_itself():
     tree = {"anyOf": [{"type": "null"}, {"properties": {"left": {"$ref": "#/$defs/Tree"}}}]}
     arguments = SchemaArguments({"properties": {"a": {"$ref": "#/$defs/Tree"}}, "$defs": {"Tree": tree}}, what="a tool")
