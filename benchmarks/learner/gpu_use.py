@@ -1,10 +1,15 @@
-"""Utilisation of a GPU during a measurement, and the sampling speed that its memory bandwidth allows."""
+"""How much of a GPU a measurement uses, how programs share it, and the sampling speed that its bandwidth allows."""
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from types import TracebackType
 
 import torch
@@ -14,7 +19,7 @@ _EVERY = 0.05
 
 
 class GpuUse:
-    """Context manager that polls the utilisation of the first GPU, if CUDA and `nvidia-ml-py` are there."""
+    """Context manager that polls the utilisation of the first visible GPU, if CUDA and `nvidia-ml-py` are there."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -29,12 +34,8 @@ class GpuUse:
         return statistics.mean(self._found) / 100 if self._found else None
 
     def _ask(self) -> None:
-        import pynvml
-
-        pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
         while not self._over.wait(_EVERY):
-            self._found.append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+            self._found.append(torch.cuda.utilization(0))
 
     def __enter__(self) -> GpuUse:
         if self._thread is not None:
@@ -47,6 +48,21 @@ class GpuUse:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
+
+
+@contextmanager
+def multi_process_service(folder: Path) -> Iterator[None]:
+    """Run NVIDIA's Multi-Process Service, which lets kernels of several processes run at the same time."""
+    os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
+    for name in ("pipe", "log"):
+        (folder / name).mkdir(parents=True)
+    # The service would number the visible GPUs from 0, and programs choose among its numbers. So it sees all of them.
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, env=environment)
+    try:
+        yield
+    finally:
+        subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
 
 
 def sampling_bound(config: Qwen3Config, *, context: float, in_flight: int, bandwidth: float) -> float:

@@ -27,6 +27,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from agentloop.trainer.run.workers import has_gpus, make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
 from benchmarks import results_file
-from benchmarks.learner.gpu_use import GpuUse, sampling_bound
+from benchmarks.learner.gpu_use import GpuUse, multi_process_service, sampling_bound
 from benchmarks.learner.qwen3 import empty_model, model_config
 from benchmarks.rollout.in_flight import played, window
 
@@ -270,6 +271,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--memory", type=float, default=0.19, help="share of the GPU for each engine")
     parser.add_argument("--bandwidth", type=float, default=4.3e12, help="GPU memory bandwidth in bytes per second")
+    parser.add_argument("--mps", action="store_true", help="use NVIDIA's Multi-Process Service")
     parser.add_argument("--engine-options", type=json.loads, default={}, help="further options of vLLM, as JSON")
     parser.add_argument("--name", default="engine_throughput")
     args = parser.parse_args()
@@ -280,7 +282,9 @@ def main() -> None:
         results_file.write(args.name, settings | result, gpu=gpu)
 
     with tempfile.TemporaryDirectory() as scratch:
-        asyncio.run(measure(empty_model(args.shape, Path(scratch)), args, write))
+        service = multi_process_service(Path(scratch) / "mps") if args.mps else nullcontext()
+        with service:
+            asyncio.run(measure(empty_model(args.shape, Path(scratch) / "model"), args, write))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -49,7 +48,7 @@ from agentloop.trainer.run.workers import has_gpus, make_workers
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.pool import RayWorkers
 from benchmarks import results_file
-from benchmarks.learner.gpu_use import GpuUse
+from benchmarks.learner.gpu_use import GpuUse, multi_process_service
 from benchmarks.rollout.ending_model import SHAPES, ending_model
 from benchmarks.rollout.engine_throughput import ANSWER, Closed
 from benchmarks.rollout.in_flight import episodes_of, window
@@ -205,19 +204,6 @@ def _children() -> list[psutil.Process]:
 def _is_core(process: psutil.Process) -> bool:
     """Return whether it is an engine core of vLLM, or a worker of one."""
     return bool(process.name().startswith("VLLM::"))
-
-
-@contextmanager
-def multi_process_service(folder: Path) -> Iterator[None]:
-    """Run NVIDIA's Multi-Process Service, which lets kernels of several processes run at the same time."""
-    os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
-    for name in ("pipe", "log"):
-        (folder / name).mkdir(parents=True)
-    subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n", check=False)
 
 
 async def start(folder: Path, args: argparse.Namespace) -> Bench:

@@ -17,6 +17,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ from agentloop.trainer.run.train import train
 from agentloop.trainer.schedule.observers import Observer, Stage
 from agentloop.types.trajectory import Trajectory
 from benchmarks import results_file
+from benchmarks.learner.gpu_use import multi_process_service
 
 MEDIAN, SIGMA = 0.3, 2.98
 _THIS = Path(__file__).resolve()
@@ -137,21 +139,25 @@ def main() -> None:
     parser.add_argument("--longest-sleep", type=float, default=4.0)
     parser.add_argument("--sandbox", default="local")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--mps", action="store_true", help="use NVIDIA's Multi-Process Service")
+    parser.add_argument("--name", help="of the result; default: RECIPE_TOOLS")
     parser.add_argument("--set", nargs="*", default=[], help="settings of the run, key=value")
     args = parser.parse_args()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    results: dict[str, Any] = {"steps": args.steps, "settings": args.set, "sandbox": args.sandbox}
+    results: dict[str, Any] = {"steps": args.steps, "settings": args.set, "sandbox": args.sandbox, "mps": args.mps}
     if args.tools == "slow":
         results["sleep"] = {"median": MEDIAN, "sigma": SIGMA, "longest": args.longest_sleep}
     with tempfile.TemporaryDirectory() as folder:
-        for name in args.cases:
-            results[name] = asyncio.run(measure(CASES[name], Path(folder) / name, args))
-            shown = {key: value for key, value in results[name].items() if isinstance(value, float | int)}
-            print(name, shown, flush=True)
-            if name != "synchronous" and "synchronous" in results:
-                rates = [results[case]["steps_per_second"] for case in (name, "synchronous")]
-                results[f"{name}_over_synchronous"] = rates[0] / rates[1]
-            results_file.write(f"{args.recipe}_{args.tools}", results, gpu=gpu)
+        service = multi_process_service(Path(folder) / "mps") if args.mps else nullcontext()
+        with service:
+            for name in args.cases:
+                results[name] = asyncio.run(measure(CASES[name], Path(folder) / name, args))
+                shown = {key: value for key, value in results[name].items() if isinstance(value, float | int)}
+                print(name, shown, flush=True)
+                if name != "synchronous" and "synchronous" in results:
+                    rates = [results[case]["steps_per_second"] for case in (name, "synchronous")]
+                    results[f"{name}_over_synchronous"] = rates[0] / rates[1]
+                results_file.write(args.name or f"{args.recipe}_{args.tools}", results, gpu=gpu)
 
 
 if __name__ == "__main__":
