@@ -17,7 +17,9 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,8 +101,11 @@ def curves(lines: Sequence[dict[str, float]]) -> dict[str, list[float | None]]:
     return {name: [line.get(name) for line in lines] for name in _CURVES if any(name in line for line in lines)}
 
 
-async def measure(case: list[str], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Make one run. Its steps per second exclude evaluations and everything before the second step."""
+def measure(case: list[str], folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Make one run. Its steps per second exclude evaluations and everything before the second step.
+
+    It needs a process of its own: torch would keep the memory of the GPU for itself.
+    """
     settings = [f"run.steps={args.steps}", f"run.save_every={args.steps}", f"eval.every={args.steps}"]
     settings += ["run.loggers=[]", *args.set]
     tool = {"name": "agentloop.tools.code_interpreter:CodeInterpreter", "options": {"sandbox": args.sandbox}}
@@ -111,7 +116,7 @@ async def measure(case: list[str], folder: Path, args: argparse.Namespace) -> di
     started = time.perf_counter()
     recorder = Recorder()
     config = load_run_config(args.recipe, [*settings, *case])
-    run = await train(config, folder, recorder)
+    run = asyncio.run(train(config, folder, recorder))
     first, *lines = run.read_metrics()
     timed = lines[1:]
     seconds = sum(line["time/step"] - line.get("time/eval", 0.0) for line in timed)
@@ -151,7 +156,8 @@ def main() -> None:
         service = multi_process_service(Path(folder) / "mps") if args.mps else nullcontext()
         with service:
             for name in args.cases:
-                results[name] = asyncio.run(measure(CASES[name], Path(folder) / name, args))
+                with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                    results[name] = process.submit(measure, CASES[name], Path(folder) / name, args).result()
                 shown = {key: value for key, value in results[name].items() if isinstance(value, float | int)}
                 print(name, shown, flush=True)
                 if name != "synchronous" and "synchronous" in results:

@@ -38,10 +38,20 @@ SIZES = [1, 8, 16, 64, 128, 256]
 """Numbers of requests for which vLLM captures graphs."""
 
 
-def engine_of(folder: Path, quantization: str | None, args: argparse.Namespace) -> VllmEngine:
+def engine_of(folder: Path, name: str, args: argparse.Namespace) -> VllmEngine:
+    more: dict[str, Any] = {}
+    if args.profile:
+        from vllm.config import ProfilerConfig
+
+        more["profiler_config"] = ProfilerConfig(
+            profiler="torch",
+            torch_profiler_dir=str((args.profile / name).resolve()),
+            torch_profiler_with_stack=False,
+            ignore_frontend=True,
+        )
     return VllmEngine(
         folder,
-        quantization=quantization,
+        quantization=QUANTIZATIONS[name],
         max_model_len=args.prompt + args.sampled,
         max_num_seqs=max(args.in_flight),
         gpu_memory_utilization=args.memory,
@@ -49,6 +59,7 @@ def engine_of(folder: Path, quantization: str | None, args: argparse.Namespace) 
         shares_gpu=True,
         distributed_executor_backend=args.executor,
         compilation_config={"cudagraph_capture_sizes": [size for size in SIZES if size <= max(args.in_flight)]},
+        **more,
     )
 
 
@@ -101,6 +112,18 @@ async def speeds(engines: dict[str, VllmEngine], args: argparse.Namespace) -> di
     return found
 
 
+async def profile(engines: dict[str, VllmEngine], args: argparse.Namespace) -> None:
+    """Record the kernels of some decoding steps with the fewest requests in flight."""
+    for engine in engines.values():
+        running = asyncio.create_task(play(engine, args, min(args.in_flight), seed=0))
+        await asyncio.sleep(0.5)
+        await engine.llm.start_profile()
+        await asyncio.sleep(0.5)
+        assert not running.done(), "no request is in flight: sample more tokens"
+        await engine.llm.stop_profile()
+        await running
+
+
 async def updates(engine: VllmEngine, learner: FsdpLearner, args: argparse.Namespace) -> dict[str, Any]:
     """Publish with requests in flight; the first update records what the others repeat."""
     seconds, ways = [], []
@@ -132,7 +155,7 @@ def gaps(folder: Path, samples: dict[str, list[Sample]], args: argparse.Namespac
 
 
 async def measure(folder: Path, args: argparse.Namespace, write: Callable[[dict[str, Any]], None]) -> None:
-    engines = {name: engine_of(folder, quantization, args) for name, quantization in QUANTIZATIONS.items()}
+    engines = {name: engine_of(folder, name, args) for name in QUANTIZATIONS}
     result: dict[str, Any] = {}
     started = time.perf_counter()
     try:
@@ -143,6 +166,8 @@ async def measure(folder: Path, args: argparse.Namespace, write: Callable[[dict[
         write(result)
         result["speed"] = await speeds(engines, args)
         write(result)
+        if args.profile:
+            await profile(engines, args)
         samples = {name: await play(engine, args, args.scored // args.waves, 99) for name, engine in engines.items()}
     finally:
         await asyncio.gather(*(engine.close() for engine in engines.values()))
@@ -165,10 +190,11 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.36, help="share of the GPU for each engine")
     parser.add_argument("--cache-gib", type=int, default=14, help="keys and values of each engine")
     parser.add_argument("--attention", default="auto", help="of the learners")
+    parser.add_argument("--profile", type=Path, help="folder for tables of kernels, by engine")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     args = parser.parse_args()
     args.vocabulary = model_config(args.model).vocab_size
-    settings = {key: value for key, value in vars(args).items() if key != "folder"}
+    settings = {key: value for key, value in vars(args).items() if key not in ("folder", "profile")}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
     def write(result: dict[str, Any]) -> None:

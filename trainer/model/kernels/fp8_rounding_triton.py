@@ -10,7 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS, _COLUMNS, _WARPS = 128, 128, 8
+_ROWS = 128
+_READ = {"COLUMNS": 128, "num_warps": 8}
+_WRITE = {"COLUMNS": 64, "num_warps": 4}
+"""Blocks of the two passes that moved most bytes a second on an H200."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -79,7 +82,6 @@ def _round(  # type: ignore[no-untyped-def]
     first_row, first_column, row, column, values = _block(matrix, rows, columns, stride, ROWS, COLUMNS)
     has_row, has_column = first_row + row < padded, first_column + column < columns
     inside = has_row[:, None] & has_column[None, :]
-    # One scale is one number: a vector of equal ones halves the bytes that this kernel moves in a second.
     row_place, column_place = 0, 0
     if BY_ROW:
         row_place, column_place = first_row + row, first_column + column
@@ -117,11 +119,11 @@ def round_to_fp8(
     padded = found[0].shape[0] if plain else found[1].shape[1]
     largest = matrix.new_zeros(padded + columns if by_row else 1, dtype=torch.float32)
     of_columns = largest[padded:] if by_row else largest
-    grid = triton.cdiv(columns, _COLUMNS), triton.cdiv(padded, _ROWS)
-    kind = {"PLAIN": plain, "TRANSPOSED": transposed, "BY_ROW": by_row, "ROWS": _ROWS, "COLUMNS": _COLUMNS}
+    kind = {"PLAIN": plain, "TRANSPOSED": transposed, "BY_ROW": by_row, "ROWS": _ROWS}
+    read, write = ((triton.cdiv(columns, how["COLUMNS"]), triton.cdiv(padded, _ROWS)) for how in (_READ, _WRITE))
     with torch.cuda.device(matrix.device):
-        _largest[grid](matrix, largest, of_columns, rows, columns, matrix.stride(0), **kind, num_warps=_WARPS)
-        _round[grid](
+        _largest[read](matrix, largest, of_columns, rows, columns, matrix.stride(0), **kind, **_READ)
+        _round[write](
             matrix,
             largest,
             of_columns,
@@ -133,5 +135,5 @@ def round_to_fp8(
             limit=limit,
             smallest=smallest,
             **kind,
-            num_warps=_WARPS,
+            **_WRITE,
         )
