@@ -39,7 +39,7 @@ SIZES = [1, 8, 16, 64, 128, 256]
 
 
 def engine_of(folder: Path, name: str, args: argparse.Namespace) -> VllmEngine:
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"distributed_executor_backend": args.executor} if args.executor else {}
     if args.profile:
         from vllm.config import ProfilerConfig
 
@@ -57,7 +57,6 @@ def engine_of(folder: Path, name: str, args: argparse.Namespace) -> VllmEngine:
         gpu_memory_utilization=args.memory,
         kv_cache_memory_bytes=args.cache_gib << 30,
         shares_gpu=True,
-        distributed_executor_backend=args.executor,
         compilation_config={"cudagraph_capture_sizes": [size for size in SIZES if size <= max(args.in_flight)]},
         **more,
     )
@@ -179,7 +178,7 @@ async def measure(folder: Path, args: argparse.Namespace, write: Callable[[dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="4B")
-    parser.add_argument("--executor", choices=["uni", "mp"], help="executor of vLLM; with mp the model has a process")
+    parser.add_argument("--executor", choices=["uni", "mp"], help="executor of vLLM instead of the default")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--sampled", type=int, default=256)

@@ -128,8 +128,12 @@ class VllmLauncher:
         if current_platform.is_cpu():
             # Otherwise vLLM takes most of the machine's memory. vLLM itself binds threads, one per physical core.
             args.setdefault("kv_cache_memory_bytes", int(os.environ.get(_CPU_CACHE) or _CPU_CACHE_GIB) << 30)
-        elif self._shares_gpu:
-            args.setdefault("worker_cls", "agentloop.engines.vllm.gpu_sharing.SharingWorker")
+        else:
+            if args["tensor_parallel_size"] == args.get("pipeline_parallel_size", 1) == 1:
+                # A process for the model, beside that of the scheduler. In one process they wait for each other.
+                args.setdefault("distributed_executor_backend", "mp")
+            if self._shares_gpu:
+                args.setdefault("worker_cls", "agentloop.engines.vllm.gpu_sharing.SharingWorker")
         if args["enforce_eager"] is None:
             args["enforce_eager"] = current_platform.is_cpu()
         return args

@@ -10,10 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS = 128
-_READ = {"COLUMNS": 128, "num_warps": 8}
-_WRITE = {"COLUMNS": 64, "num_warps": 4}
-"""Blocks of the two passes that moved most bytes a second on an H200."""
+_ROWS, _COLUMNS, _WARPS = 128, 64, 4
+"""The blocks that moved most bytes a second on an H200: 3.7 TB/s, and 3.0 with 128 columns and 8 warps."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -119,11 +117,11 @@ def round_to_fp8(
     padded = found[0].shape[0] if plain else found[1].shape[1]
     largest = matrix.new_zeros(padded + columns if by_row else 1, dtype=torch.float32)
     of_columns = largest[padded:] if by_row else largest
-    kind = {"PLAIN": plain, "TRANSPOSED": transposed, "BY_ROW": by_row, "ROWS": _ROWS}
-    read, write = ((triton.cdiv(columns, how["COLUMNS"]), triton.cdiv(padded, _ROWS)) for how in (_READ, _WRITE))
+    grid = triton.cdiv(columns, _COLUMNS), triton.cdiv(padded, _ROWS)
+    kind = {"PLAIN": plain, "TRANSPOSED": transposed, "BY_ROW": by_row, "ROWS": _ROWS, "COLUMNS": _COLUMNS}
     with torch.cuda.device(matrix.device):
-        _largest[read](matrix, largest, of_columns, rows, columns, matrix.stride(0), **kind, **_READ)
-        _round[write](
+        _largest[grid](matrix, largest, of_columns, rows, columns, matrix.stride(0), **kind, num_warps=_WARPS)
+        _round[grid](
             matrix,
             largest,
             of_columns,
@@ -135,5 +133,5 @@ def round_to_fp8(
             limit=limit,
             smallest=smallest,
             **kind,
-            **_WRITE,
+            num_warps=_WARPS,
         )

@@ -1,0 +1,39 @@
+"""Arguments with which vLLM starts."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def arguments(tmp_path, monkeypatch):
+    from vllm.platforms import current_platform
+
+    from agentloop.engines.vllm.launch import VllmLauncher
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+
+    def arguments(*, on_cpu=False, **given):
+        monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: on_cpu)
+        given = {"enforce_eager": None, "tensor_parallel_size": 1} | given
+        launcher = VllmLauncher(str(tmp_path), given, shares_gpu=True, sleeps=False, max_pixels=None)
+        return launcher._arguments(set())
+
+    return arguments
+
+
+def test_the_model_has_a_process_of_its_own_on_one_gpu(arguments):
+    assert arguments()["distributed_executor_backend"] == "mp"
+    assert arguments(distributed_executor_backend="uni")["distributed_executor_backend"] == "uni"
+
+
+@pytest.mark.parametrize("given", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"on_cpu": True}])
+def test_vllm_chooses_the_executor_elsewhere(arguments, given):
+    assert "distributed_executor_backend" not in arguments(**given)
+
+
+def test_an_engine_that_shares_its_gpu_counts_its_own_memory(arguments):
+    assert arguments()["worker_cls"].endswith("SharingWorker")
+    assert "worker_cls" not in arguments(on_cpu=True)
