@@ -176,6 +176,12 @@ def nodes() -> list[Node]:
     ]
 
 
+def this_node_is_alive() -> bool:
+    """Return whether Ray still runs on this node. Without it this process can neither start nor reach an actor."""
+    here = require_ray().get_runtime_context().get_node_id()
+    return any(node.node_id == here for node in nodes())
+
+
 def of_learner(found: Sequence[Node], count: int, gpus: int) -> list[Node]:
     """Return the `count` nodes of the learner: this node, and the first others with at least `gpus` GPUs each.
 

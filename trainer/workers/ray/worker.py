@@ -12,6 +12,7 @@ from typing import Any
 
 from agentloop.config.workers import WorkersConfig
 from agentloop.errors import AgentLoopError
+from agentloop.trainer.cluster.session import this_node_is_alive
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.open_request import OpenRequest
@@ -201,7 +202,7 @@ class RayWorker:
 
     async def close(self) -> None:
         """Close the worker in the actor, then end the process."""
-        if not self.is_lost:
+        if not self.is_lost and await asyncio.to_thread(this_node_is_alive):
             with suppress(WorkerLost, TimeoutError):
                 await asyncio.wait_for(self._ask(self.actor.close.remote()), _CLOSE_SECONDS)
         self.kill()
