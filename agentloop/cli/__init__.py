@@ -124,7 +124,7 @@ def _agentloop(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
-    Exit with 2 after a `UserError`, printed as one paragraph on stderr, and with 130 after Ctrl-C.
+    Exit with 2 after a `UserError`, printed as one paragraph on stderr, 130 after Ctrl-C and 143 after SIGTERM.
     """
     quiet_libraries()
     with errors_end_the_program(), naming_extras():

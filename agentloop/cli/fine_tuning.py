@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,10 +86,7 @@ def _run(method: Method, recipe: str, overrides: list[str], *, dry_run: bool, re
     def command(folder: Path) -> str:
         return shlex.join(["agentloop", method, recipe, *again, f"run.folder={folder}"])
 
-    try:
-        fine_tune_config(config, name, resume=resume, continue_with=command)
-    except asyncio.CancelledError as error:
-        raise typer.Exit(128 + signal.SIGTERM) from error
+    fine_tune_config(config, name, resume=resume, continue_with=command)
 
 
 def _print_rehearsal(config: FineTuningConfig, name: str, *, resume: bool) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,10 +60,7 @@ def train(
     def command(folder: Path) -> str:
         return shlex.join(["agentloop", "train", recipe, *again, f"run.folder={folder}"])
 
-    try:
-        train_config(config, name, resume=resume, continue_with=command)
-    except asyncio.CancelledError as error:
-        raise typer.Exit(128 + signal.SIGTERM) from error
+    train_config(config, name, resume=resume, continue_with=command)
 
 
 def _print_rehearsal(given: RunConfig, name: str, *, full: bool, resume: bool) -> None:

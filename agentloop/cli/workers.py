@@ -38,4 +38,7 @@ def workers(
             f"agentloop train {shlex.quote(f'{run}/config.yaml')} workers.count={count}"
         )
     WorkerCount.request(run / FILE, count, config["workers"]["count"])
-    print(f"{run} continues with {count} workers. Its next metrics report them (workers/alive, workers/draining).")
+    print(
+        f"Requested {count} workers for the run in {run}. If there is no room for them, its output says so. Otherwise "
+        "its next metrics report them (workers/alive, workers/draining)."
+    )

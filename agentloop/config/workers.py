@@ -48,8 +48,8 @@ class WorkersConfig(Config):
     """Number of times that a request is repeated after its worker died. After that its open episodes count as
     failed."""
     show_logs: bool = False
-    """Print the output of worker processes, which is always in the log folder of Ray. If the run started Ray, that
-    folder is removed when the run has ended without a failure and without losing a worker."""
+    """Print all output of worker processes, not only their warnings. It is always in the log folder of Ray. If the run
+    started Ray, that folder is removed when the run has ended without a failure and without losing a worker."""
 
     @field_validator("gpus")
     @classmethod

@@ -21,7 +21,8 @@ async def within_limit(stage: Stage, call: Awaitable[R], limits: Limits, traject
     """Await a call to the environment or, in stage `score`, to the reward.
 
     Raises `TimeoutError` after `limits.max_env_seconds` or `limits.max_reward_seconds`, and counts the overrun as
-    `overruns/<stage>`. The caller continues; code that is not `async` occupies its thread until it returns.
+    `overruns/<stage>`. The caller continues; code that is not `async` occupies its thread until it returns. Raises
+    `RuntimeError` if the code exits: a `SystemExit` would end the event loop and all its episodes.
     """
     name = "max_reward_seconds" if stage == "score" else "max_env_seconds"
     seconds: float = getattr(limits, name)
@@ -29,6 +30,8 @@ async def within_limit(stage: Stage, call: Awaitable[R], limits: Limits, traject
     try:
         async with timeout:
             return await call
+    except SystemExit as error:
+        raise RuntimeError(f"it called sys.exit({error.code!r})").with_traceback(error.__traceback__) from error
     except TimeoutError as error:
         if not timeout.expired():
             raise

@@ -47,3 +47,9 @@ def warn_once(message: str) -> None:
     """Log a warning, if it is new."""
     if _is_new(message):
         _logger.warning("%s This is logged once.", message)
+
+
+def pass_on(warning: str) -> None:
+    """Log a warning of another process, unless one of them has logged the same."""
+    if _is_new(warning):
+        _logger.warning("%s", warning)

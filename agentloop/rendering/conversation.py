@@ -26,8 +26,8 @@ def conversation_trajectory(
     `weight` 0 (OpenAI's fine-tuning format). The stream ends with the last turn; later messages are omitted.
     Log-probabilities are 0, and policy versions are `NO_VERSION`.
 
-    Raises `ValueError` if an assistant turn does not answer another message or the chat template omits its thinking,
-    and `UserError` if the template rejects the conversation.
+    Raises `ValueError` if an assistant turn does not answer another message or has an image, or if the chat template
+    omits its thinking, and `UserError` if the template rejects the conversation.
     """
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns or turns[0] == 0:
@@ -36,6 +36,11 @@ def conversation_trajectory(
     asked = messages[: turns[0]]
     _show(trajectory, SegmentKind.PROMPT, renderer.render_prompt(asked, tools), asked, renderer)
     for turn, following in zip(turns, [*turns[1:], None], strict=True):
+        if images_of([messages[turn]]):
+            raise ValueError(
+                f"message {turn + 1} is an assistant turn with an image, which the model cannot write: move the image, "
+                "or its '<image>', to another message"
+            )
         message = {key: value for key, value in messages[turn].items() if key != "weight"}
         ids = renderer.render_turn(message, tools)  # type: ignore[arg-type]
         if turn >= context and messages[turn].get("weight", 1) != 0:

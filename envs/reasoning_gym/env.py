@@ -10,6 +10,7 @@ env: {factory: reasoning_gym}
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from agentloop.envs.tool_env import ToolEnv
 from agentloop.envs.workers.interpreters import interpreter_of
 from agentloop.envs.workers.pool import check_limits, options_of, pool_of, rows_of
 from agentloop.envs.workers.process import Program
-from agentloop.errors import UserError
+from agentloop.errors import UserError, shown
 from agentloop.registry.options import check_options
 from agentloop.types.messages import text_of
 
@@ -99,6 +100,7 @@ def tasks(
     specs: dict[str, dict[str, Any]] = {}
     for name, spec in given.items():
         check_options(spec or {}, _SPEC, of=f"data set {name!r} of reasoning_gym", key="train_options.datasets")
+        _check_weight_and_level(name, spec or {}, level)
         if taken := sorted({"seed", "size"}.intersection((spec or {}).get("config") or {})):
             raise UserError(
                 f"`config` of the data set {name!r} has {' and '.join(taken)}, which would have no effect: set "
@@ -108,6 +110,14 @@ def tasks(
     if not specs:
         raise UserError("`datasets` of the reasoning_gym tasks is empty: name a data set, such as leg_counting.")
     yield from rows_of(program(python), {"datasets": specs, "size": size, "seed": seed, "system": system})
+
+
+def _check_weight_and_level(name: str, spec: Mapping[str, Any], default_level: object) -> None:
+    weight, level = spec.get("weight", 1.0), spec.get("level", default_level)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise UserError(f"`weight` of the data set {name!r} must be a number above 0, got {shown(weight)}.")
+    if level is not None and (isinstance(level, bool) or not isinstance(level, int) or level < 0):
+        raise UserError(f"`level` of the data set {name!r} must be an integer of at least 0, got {shown(level)}.")
 
 
 def program(python: str | None = None) -> Program:

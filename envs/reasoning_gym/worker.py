@@ -88,11 +88,17 @@ class Worker:
 
 
 def configured(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole configuration of a data set: a level of its curriculum, updated with its own options."""
+    """Return the whole configuration of a data set: a level of its curriculum, updated with its own options.
+
+    Raises `ValueError` for a level above all levels, which the package would replace by the highest.
+    """
     given = {"size": source["size"], "seed": source["seed"]}
     if source["level"] is None:
         return {**source["config"], **given}
     curriculum = create_curriculum(source["dataset"])
+    highest = max((len(each.levels) for each in curriculum.attributes.values()), default=1) - 1
+    if source["level"] > highest:
+        raise ValueError(f"{source['dataset']} has no level {source['level']}: its highest is {highest}")
     curriculum.set_global_level(source["level"])
     fields = dataclasses.asdict(curriculum.generate_configuration(given))
     return {**fields, **source["config"], **given}

@@ -46,7 +46,7 @@ class Execution:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Path -> content of files to write before the start, relative to the working directory or below `WRITABLE`."""
     fetch_files: Sequence[str] = ()
-    """Paths to read after the code has ended, as the code sees them. Missing and irregular files are left out."""
+    """Paths to read after the code has ended, as it sees them, without missing, unreadable and irregular files."""
     output_bytes: int = 1 << 20
     """Bytes to keep of stdout, and of stderr. The rest is read and dropped, so the code never blocks on output."""
     fetch_bytes: int = 64 << 20

@@ -95,7 +95,7 @@ def _commands() -> Iterator[str]:
     yield f"Every command with its arguments and options. {_MADE}"
     yield ""
     yield "A command exits with 0 if it succeeded, with 1 if it ran but its result is a failure, with 2 and one"
-    yield "paragraph on stderr if it cannot be carried out, and with 130 after Ctrl-C."
+    yield "paragraph on stderr if it cannot be carried out, with 130 after Ctrl-C and with 143 after SIGTERM."
     for name, command in commands():
         yield ""
         yield f"## agentloop {name}"

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from agentloop.boxes.interface.box import BoxError, BoxResult
 from agentloop.errors import FailureKind, ToolError
 from agentloop.tools.base import Tool, ToolContext, ToolResult
+from agentloop.tools.machine.arguments import check_path, encoded
 from agentloop.tools.machine.episode_box import EpisodeBox, episode_box_of
 from agentloop.types.limits import StopReason
 
@@ -37,6 +38,7 @@ class Edit(Tool):
         insert_line: Annotated[int | None, "Line number; 0 inserts at the beginning"] = None,
     ) -> ToolResult:
         machine = episode_box_of(ctx)
+        check_path(path)
         try:
             return ToolResult(await _edit(machine, command, path, view_range, file_text, old_str, new_str, insert_line))
         except _RefusedError as error:
@@ -62,7 +64,7 @@ async def _edit(
     if command == "create":
         if file_text is None:
             raise _RefusedError("`create` needs `file_text`.")
-        await _write(machine, path, file_text)
+        await _write(machine, path, encoded(file_text, "file_text"))
         return f"Wrote {path}."
     if command == "view":
         return await _view(machine, path, view_range)
@@ -87,7 +89,7 @@ async def _edit(
         first = insert_line + 1
         added = new_str if new_str.endswith("\n") or insert_line == len(lines) else new_str + "\n"
         changed = "".join([*lines[:insert_line], added, *lines[insert_line:]])
-    await _write(machine, path, changed)
+    await _write(machine, path, encoded(changed, "new_str"))  # the old text was decoded from UTF-8
     last = first + new_str.count("\n")
     return f"Changed {path}:\n{_numbered(_lines(changed), first - _AROUND, last + _AROUND)}"
 
@@ -124,9 +126,9 @@ async def _read(machine: EpisodeBox, path: str) -> str:
     return result.stdout
 
 
-async def _write(machine: EpisodeBox, path: str, text: str) -> None:
+async def _write(machine: EpisodeBox, path: str, content: bytes) -> None:
     script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
-    result = await _run(machine, script, path, text.encode())
+    result = await _run(machine, script, path, content)
     if result.return_code != 0:
         raise _RefusedError(f"{path} cannot be written: {result.stderr.strip()}")
 

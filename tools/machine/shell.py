@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentloop.boxes.interface.box import Box, Process, ProgramEndedError
+from agentloop.tools.machine.arguments import encoded
 
 _AFTER_INTERRUPT = 3.0
 """Seconds in which an interrupted command must end."""
@@ -48,17 +49,20 @@ class Shell:
     async def run(self, command: str, seconds: float) -> ShellResult:
         """Run a command. If it takes longer than `seconds`, interrupt it; if it ignores that, kill it and the shell."""
         mark = secrets.token_hex(12)
-        # /dev/null keeps a command from reading the next one. `command` keeps sh alive after a syntax error.
-        text = f"{{ command eval {shlex.quote(command)}\n}} </dev/null 2>&1\nprintf '\\n{mark} %d\\n' $? 2>&1\n"
+        # /dev/null keeps a command from reading the next one. `command` keeps sh alive after a syntax error. After the
+        # command, sh undoes all redirections of the group and with them an `exec >file`, which would hide the mark.
+        redirected = "</dev/null 7>&1 >&7 2>&1 7>&-"
+        text = f"{{ command eval {shlex.quote(command)}\n}} {redirected}\nprintf '\\n{mark} %d\\n' $? 2>&1\n"
+        data = encoded(text, "command")
         process = await self._start()
         was_lost = False
         try:
-            await process.write(text.encode())
+            await process.write(data)
         except ProgramEndedError:
             was_lost = True
             await self.close()
             process = await self._start()
-            await process.write(text.encode())
+            await process.write(data)
         output = _Output(mark.encode(), self._output_bytes)
         output.add(self._early)
         if await self._read(process, output, seconds):

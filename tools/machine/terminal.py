@@ -10,6 +10,7 @@ from typing import Annotated
 from agentloop.boxes.interface.box import Box, BoxError, Process, ProgramEndedError
 from agentloop.errors import FailureKind, UserError
 from agentloop.tools.base import Tool, ToolContext, ToolResult
+from agentloop.tools.machine.arguments import encoded
 from agentloop.tools.machine.episode_box import episode_box_of
 from agentloop.tools.machine.screen import Screen, load_pyte
 from agentloop.types.limits import StopReason
@@ -113,7 +114,7 @@ class _Session:
         self._changed = asyncio.get_running_loop().time()
         if keys and not self._reading.done():
             try:
-                await self._process.write(pressed(keys).encode())
+                await self._process.write(encoded(pressed(keys), "keys"))
             except ProgramEndedError:
                 self._reading.cancel()  # an engine may keep the output of an ended shell open
 

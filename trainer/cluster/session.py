@@ -7,7 +7,9 @@ import logging
 import math
 import os
 import shutil
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,7 +82,7 @@ def connect(config: WorkersConfig, gpus: float, reserved: int = 0, on_nodes: int
             cores = os.cpu_count() or 1
             check_cores(config, cores)
             # `agentloop workers` may add as many workers as could start.
-            ray.init(address="local", num_cpus=cores * WORKERS_A_CORE, include_dashboard=False, **options)
+            _init(ray, address="local", num_cpus=cores * WORKERS_A_CORE, include_dashboard=False, **options)
         else:
             _join(ray, config.address, options)
     try:
@@ -106,7 +108,7 @@ def connect_learner(ranks: int, on_nodes: int) -> bool:
     for name, value in (_ENVIRONMENT | (_OF_OUR_HEAD if on_nodes == 1 else {})).items():
         os.environ.setdefault(name, value)
     if on_nodes == 1:
-        ray.init(address="local", include_dashboard=False, **options)
+        _init(ray, address="local", include_dashboard=False, **options)
         return True
     try:
         _join(ray, "auto", options)
@@ -172,6 +174,12 @@ def nodes() -> list[Node]:
         for node in sorted(ray.nodes(), key=lambda node: node["NodeID"] != here)
         if node["Alive"]
     ]
+
+
+def this_node_is_alive() -> bool:
+    """Return whether Ray still runs on this node. Without it this process can neither start nor reach an actor."""
+    here = require_ray().get_runtime_context().get_node_id()
+    return any(node.node_id == here for node in nodes())
 
 
 def of_learner(found: Sequence[Node], count: int, gpus: int) -> list[Node]:
@@ -276,10 +284,22 @@ def check_address(address: str) -> None:
         _check_reachable(address)
 
 
+def _init(ray: Any, **options: Any) -> None:
+    """Call `ray.init`, and keep what this process does after SIGTERM: Ray would exit at once, with a stack of C++."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
+        ray.init(**options)
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**options)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
 def _join(ray: Any, address: str, options: dict[str, Any]) -> None:
     check_address(address)
     try:
-        ray.init(address=address, **options)
+        _init(ray, address=address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(

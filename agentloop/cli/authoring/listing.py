@@ -16,6 +16,7 @@ from agentloop.registry.registry import Registry, package_of
 from agentloop.tools import docstrings
 
 _OWN = "agentloop"
+_COLLECTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,5 +69,6 @@ def _entry(registry: Registry[Any], name: str, package: str, given: Collection[s
     except UserError as error:
         return Entry(name, package, error=str(error))
     description = " ".join(docstrings.split(found.__doc__)[0].partition("\n\n")[0].split())
-    options = [option for option in inspect.signature(found).parameters if option not in given]
+    parameters = inspect.signature(found).parameters.values()
+    options = [each.name for each in parameters if each.name not in given and each.kind not in _COLLECTS]
     return Entry(name, package, description, [f"options: {', '.join(options)}"] if options else [])

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
-from agentloop.envs.harbor.tasks.machine import EnvironmentConfig, Healthcheck, PhaseNetwork, Section, User
+from agentloop.envs.harbor.tasks.machine import EnvironmentConfig, Healthcheck, PhaseNetwork, Seconds, Section, User
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*")
 _SERVICE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
@@ -63,7 +63,7 @@ class Package(Section):
 class AgentConfig(PhaseNetwork):
     """The table [agent]."""
 
-    timeout_sec: float | None = None
+    timeout_sec: Seconds | None = None
     user: User = None
 
 
@@ -86,14 +86,14 @@ class Collect(Section):
 
     command: str
     service: Annotated[str, BeforeValidator(_service)] = MAIN
-    timeout_sec: float = 60.0
+    timeout_sec: Seconds = 60.0
     user: User = None
 
 
 class VerifierConfig(PhaseNetwork):
     """The table [verifier]."""
 
-    timeout_sec: float = 600.0
+    timeout_sec: Seconds = 600.0
     env: dict[str, str] = Field(default_factory=dict)
     user: User = None
     environment_mode: VerifierMode | None = None

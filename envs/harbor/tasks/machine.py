@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -14,6 +14,7 @@ from agentloop.boxes.interface.hosts import normal_host
 
 _TOPOLOGY = re.compile(r"[1-9]\d*(x[1-9]\d*)+")
 User = str | int | None
+Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
@@ -55,7 +56,7 @@ class Healthcheck(Section):
 
     command: str
     interval_sec: float = 5.0
-    timeout_sec: float = 30.0
+    timeout_sec: Seconds = 30.0
     start_period_sec: float = 0.0
     start_interval_sec: float = 5.0
     retries: int = 3
@@ -103,7 +104,7 @@ class EnvironmentConfig(PhaseNetwork):
     """The table [environment]."""
 
     network_mode: NetworkMode = NetworkMode.PUBLIC
-    build_timeout_sec: float = 600.0
+    build_timeout_sec: Seconds = 600.0
     docker_image: str | None = None
     """A finished image; None builds environment/Dockerfile."""
     os: Literal["linux", "windows"] = "linux"

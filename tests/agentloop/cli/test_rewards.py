@@ -60,6 +60,14 @@ def test_rewards_of_packages_are_listed_and_errors_shown(folder, monkeypatch):
     assert "'gone' of the package 'example' fails to import" in output
 
 
+def test_parameters_that_collect_others_are_no_options(folder, monkeypatch):
+    (folder / "own_env.py").write_text("def make(row, *others, tag, **parts):\n    'Play.'\n")
+    install(folder / "site", "agentloop.envs", collecting="own_env:make")
+    monkeypatch.syspath_prepend(folder / "site")
+    monkeypatch.syspath_prepend(folder)
+    assert "collecting\tPlay.\toptions: tag\tpackage" in run("envs", "list").output
+
+
 def test_an_answer_is_judged_with_its_parts():
     assert parts(run("rewards", "try", "exact", "42", "--task", '{"answer": "42"}')) == {"reward": 1}
     thinking = "<think>\nLong thoughts about it.\n</think>\n42"

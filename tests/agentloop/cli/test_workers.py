@@ -19,7 +19,11 @@ def test_only_a_run_that_is_running_gets_another_number_of_workers(tmp_path):
     run.mkdir()
     (run / "config.yaml").write_text("workers: {kind: ray, count: 2}\n")
     with locked(run):
-        assert CliRunner().invoke(app, ["workers", str(run), "3"]).exit_code == 0
+        result = CliRunner().invoke(app, ["workers", str(run), "3"])
+    assert result.exit_code == 0
+    assert result.output.startswith(
+        f"Requested 3 workers for the run in {run}. If there is no room for them, its output"
+    )
     assert (run / "workers").read_text() == "3 instead of 2\n"
     (run / "workers").unlink()
     error = CliRunner().invoke(app, ["workers", str(run), "3"]).exception

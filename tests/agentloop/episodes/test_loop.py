@@ -427,3 +427,23 @@ def test_a_call_that_takes_too_long_is_a_failure_that_is_counted(play, stage, fa
     assert trajectory.metrics[f"overruns/{stage}"] == 1
     assert f"TimeoutError: it took longer than limits.{limit}=0.05" in trajectory.error
     assert trajectory.reward == (1.0 if stage == "close" else None)
+
+
+@pytest.mark.parametrize(
+    ("stage", "failures"), [("reset", {"env": 1}), ("step", {"env": 1}), ("score", {"judge": 1}), ("close", {"env": 1})]
+)
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "in a thread"])
+def test_code_that_exits_fails_its_own_episode(play, stage, failures, is_async):
+    class Exits(Talk):
+        pass
+
+    def leave(self, *_):
+        raise SystemExit(3)
+
+    async def leave_async(self, *_):
+        leave(self)
+
+    setattr(Exits, stage, leave_async if is_async else threaded(leave))
+    trajectory = play(["5<|im_end|>"], Exits(tools=()))
+    assert trajectory.failures == failures
+    assert "RuntimeError: it called sys.exit(3) (test_loop.py, line" in trajectory.error

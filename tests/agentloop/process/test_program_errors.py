@@ -1,3 +1,5 @@
+from asyncio import CancelledError
+
 import pytest
 
 from agentloop.errors import UserError
@@ -6,7 +8,7 @@ from agentloop.process.program_errors import errors_end_the_program
 
 @pytest.mark.parametrize(
     ("error", "status", "printed"),
-    [(UserError("Name a [file]."), 2, "Name a [file].\n"), (KeyboardInterrupt(), 130, "")],
+    [(UserError("Name a [file]."), 2, "Name a [file].\n"), (KeyboardInterrupt(), 130, ""), (CancelledError(), 143, "")],
 )
 def test_status_and_message(error, status, printed, capsys):
     with pytest.raises(SystemExit) as ended, errors_end_the_program():

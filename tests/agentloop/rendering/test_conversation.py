@@ -89,6 +89,13 @@ def test_thinking_that_the_template_omits_is_refused():
         conversation_trajectory([QUESTION, {"role": "assistant", "content": "Yes.", "thinking": "hm"}], renderer)
 
 
+def test_an_answer_with_an_image_is_refused(renderer):
+    image = {"type": "image", "image": object()}
+    messages = [{"role": "user", "content": "Draw."}, {"role": "assistant", "content": [image]}]
+    with pytest.raises(ValueError, match=r"message 2 is an assistant turn with an image"):
+        conversation_trajectory(messages, renderer)
+
+
 def test_control_tokens_in_a_conversation_stay_text(renderer):
     messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "a<|im_end|>b"}]
     trajectory = conversation_trajectory(messages, renderer)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentloop.errors import FailureKind
 from agentloop.tools.machine.bash import Bash
 from agentloop.tools.machine.edit import Edit
 from agentloop.tools.machine.shell import Shell
@@ -59,6 +60,31 @@ async def test_the_middle_of_long_output_is_left_out(sessions):
     assert told.endswith("\n9999\n10000")
     assert "bytes left out]" in told
     assert len(told) < 1200
+    await sessions.close()
+
+
+async def test_a_shell_that_redirects_its_own_output_still_answers(sessions):
+    assert await _call(sessions, "bash", command="A=5; exec >/srv/log 2>&1; echo hidden") == ""
+    assert await _call(sessions, "bash", command="echo $A; cat /srv/log") == "5\nhidden"
+    await sessions.close()
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "problem"),
+    [
+        ("bash", {"command": "echo \ud83d"}, "command: '\\ud83d' is half of a surrogate pair"),
+        ("edit", {"command": "view", "path": "/srv/\ud83d"}, "path: '\\ud83d' is half of a surrogate pair"),
+        ("edit", {"command": "view", "path": "/srv/a\0b"}, "path: a path contains no NUL character"),
+        (
+            "edit",
+            {"command": "create", "path": "/srv/a", "file_text": "\ud83d"},
+            "file_text: '\\ud83d' is half of a surrogate pair",
+        ),
+    ],
+)
+async def test_text_that_no_box_can_hold_is_a_wrong_argument(sessions, tool, arguments, problem):
+    result = await sessions.call(ToolCall(tool, arguments, "1"), asyncio.get_running_loop().time() + 1e6)
+    assert (result.content, result.failure) == (f"Wrong arguments for {tool!r}:\n{problem}", FailureKind.MODEL)
     await sessions.close()
 
 

@@ -1,7 +1,8 @@
-"""Checks before any worker starts. Only the last two tests start Ray."""
+"""Checks before any worker starts. Only the last three tests start Ray."""
 
 import os
 import shutil
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -109,6 +110,19 @@ def test_a_run_that_starts_ray_may_get_as_many_workers_as_it_could_start_with(wa
             check_workers_fit(one.replace(count=most + 1), gpus=0)
     finally:
         ray.shutdown()
+
+
+def test_sigterm_does_after_ray_has_started_what_it_did_before(warm_ray, capfd):
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        assert connect(WorkersConfig(kind="ray"), gpus=0)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        require_ray().shutdown()
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+    assert "SIGTERM received" not in capfd.readouterr().err
 
 
 async def test_a_run_removes_the_session_of_its_ray_unless_it_fails(warm_ray, tmp_path):

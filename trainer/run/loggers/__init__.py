@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentloop.config.records import LOGGERS
-from agentloop.errors import UserError, blaming
+from agentloop.errors import AgentLoopError, UserError, blaming
 from agentloop.registry.options import check_call
 
 if TYPE_CHECKING:
     from agentloop.config.records import LoggerConfig
     from agentloop.config.run import TrainingConfig
+
+_log = logging.getLogger(__name__)
 
 
 class Logger(Protocol):
@@ -29,6 +32,26 @@ class Logger(Protocol):
     def close(self) -> None: ...
 
 
+class _NamedLogger:
+    """A logger whose own errors name it."""
+
+    def __init__(self, name: str, logger: Logger) -> None:
+        self._name = f"The logger {name!r} of run.loggers"
+        self._logger = logger
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        with blaming(f"{self._name} failed at step {step}"):
+            self._logger.log(step, metrics)
+
+    def close(self) -> None:
+        """Close the logger. A failure is only a warning: the run is over, and its own error must stay visible."""
+        try:
+            with blaming(f"{self._name} failed to close"):
+                self._logger.close()
+        except AgentLoopError as error:
+            _log.warning("%s", error)
+
+
 @contextmanager
 def open_loggers(config: TrainingConfig, folder: Path, *, done: int) -> Iterator[list[Logger]]:
     """Yield the loggers of `run.loggers`, and close them at the end. `done` is the last completed step.
@@ -38,7 +61,7 @@ def open_loggers(config: TrainingConfig, folder: Path, *, done: int) -> Iterator
     with ExitStack() as stack:
         loggers: list[Logger] = []
         for each in config.run.loggers:
-            logger = _make(each, folder, config.model_dump(mode="json"), done)
+            logger = _NamedLogger(each.name, _make(each, folder, config.model_dump(mode="json"), done))
             stack.callback(logger.close)
             loggers.append(logger)
         yield loggers

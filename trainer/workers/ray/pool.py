@@ -14,7 +14,7 @@ from agentloop.config.workers import WorkersConfig
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
 from agentloop.trainer.cluster.reservation import GpuReservation
-from agentloop.trainer.cluster.session import check_workers_fit, connect, log_folder, shutdown
+from agentloop.trainer.cluster.session import check_workers_fit, connect, log_folder, shutdown, this_node_is_alive
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.protocol import Workers
@@ -261,6 +261,9 @@ class RayWorkers(Workers):
                 self._lose(slot, worker, lost)
                 if slot.is_retired:
                     return
+                if not await asyncio.to_thread(this_node_is_alive):
+                    self._fail(_node_died(), ready)
+                    return
                 if not slot.budget.spend(lost.kind):
                     self._give_up(index, slot, lost, ready)
                     return
@@ -345,6 +348,13 @@ class RayWorkers(Workers):
             self._owns_ray = False
             # Messages about lost workers have named the folder of their logs.
             await asyncio.to_thread(shutdown, keep_logs=bool(self.failures))
+
+
+def _node_died() -> UserError:
+    return UserError(
+        "Ray has ended on this machine, and with it all workers: a process of Ray itself was killed, perhaps because "
+        f"memory ran out. Its logs are in {log_folder()}: raylet.out has the cause. Resume with the same run.folder."
+    )
 
 
 _VERBS = {"died": "died", "hung": "hung", "start": "did not start"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.engines.replay import Turn, TurnRecord
 from agentloop.trainer.workers.diagnostics import running_code, waiting_tasks
 from agentloop.trainer.workers.local import LocalWorkers
+from agentloop.trainer.workers.ray.kept_warnings import KeptWarnings
 from agentloop.weights import broadcast
 from agentloop.weights.broadcast import Rendezvous
 from agentloop.weights.handle import WeightHandle
@@ -65,6 +67,8 @@ class Report:
     turns: list[Turn] = field(default_factory=list)
     """Turns sampled since the last report."""
     metrics: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    """Warnings logged since the last report, with their tracebacks."""
 
 
 class Replica:
@@ -76,6 +80,8 @@ class Replica:
         """None until it is started."""
         self._playing: dict[str, asyncio.Task[Any]] = {}
         self._num_ended = 0
+        self._warnings = KeptWarnings()
+        logging.getLogger("agentloop").addHandler(self._warnings)
         self._beat = time.monotonic()
 
     async def start(self) -> Started:
@@ -136,7 +142,7 @@ class Replica:
         doing = ""
         if explain:
             doing = f"its event loop runs {running_code(self._thread)}; its tasks wait: {waiting_tasks(self._loop)}"
-        report = Report(stands_still=stands_still, doing=doing)
+        report = Report(stands_still=stands_still, doing=doing, warnings=self._warnings.take())
         if (parts := self._parts) is not None:
             restarts = parts.workers.engine.restart_counts
             report = replace(

@@ -12,6 +12,8 @@ from typing import Any
 
 from agentloop.config.workers import WorkersConfig
 from agentloop.errors import AgentLoopError
+from agentloop.process.log_once import pass_on
+from agentloop.trainer.cluster.session import this_node_is_alive
 from agentloop.trainer.workers.concurrency import ConcurrencyLimit
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.ray.open_request import OpenRequest
@@ -190,6 +192,9 @@ class RayWorker:
             if (request := known.get(turn.episode.group_id)) is not None:
                 request.remember(turn)
         self.metrics = report.metrics
+        if not self._config.show_logs:
+            for text in report.warnings:
+                pass_on(text)
         if self.limit is not None:
             ended, self._num_ended = self._num_ended, 0
             self.limit.observe(in_flight=self.in_flight, ended=ended, resident_tokens=report.resident_tokens)
@@ -201,7 +206,7 @@ class RayWorker:
 
     async def close(self) -> None:
         """Close the worker in the actor, then end the process."""
-        if not self.is_lost:
+        if not self.is_lost and await asyncio.to_thread(this_node_is_alive):
             with suppress(WorkerLost, TimeoutError):
                 await asyncio.wait_for(self._ask(self.actor.close.remote()), _CLOSE_SECONDS)
         self.kill()

@@ -68,6 +68,8 @@ def test_unknown_keys_are_logged_once(tmp_path, caplog):
         ('[environment]\nallowed_hosts = ["a.org"]\n', "network_mode = 'allowlist'"),
         ('[environment]\nmemory = "2"\n', "must end in G, M or K"),
         ('artifacts = ["/a/../b"]\n', "must not contain '..'"),
+        ("[agent]\ntimeout_sec = -1\n", "agent.timeout_sec"),
+        ("[verifier]\ntimeout_sec = 0\n", "verifier.timeout_sec"),
     ],
 )
 def test_a_bad_task_toml_is_one_clear_error(tmp_path, text, problem):

@@ -69,6 +69,21 @@ def test_a_logger_that_cannot_start_is_named(tmp_path, body, error):
         open_loggers(config_with(f"{tmp_path}/own.py:Own"), tmp_path, done=-1).__enter__()
 
 
+def test_a_logger_that_fails_is_named(tmp_path, caplog):
+    (tmp_path / "own.py").write_text(
+        "class Own:\n    def __init__(self, folder, config, *, done): ...\n    def log(self, step, metrics):\n"
+        "        metrics['none']\n    def close(self):\n        raise OSError('no server')\n"
+    )
+    with (
+        pytest.raises(
+            UserError, match=r"own\.py:Own' of run\.loggers failed at step 4: KeyError: 'none' \(own\.py, l.* 4"
+        ),
+        open_loggers(config_with(f"{tmp_path}/own.py:Own"), tmp_path, done=-1) as loggers,
+    ):
+        loggers[0].log(4, {})
+    assert "of run.loggers failed to close: OSError: no server (own.py, line 6)" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_missing_logger_error_says_how_to_install_it(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)

@@ -270,3 +270,17 @@ async def test_the_learners_gpus_are_kept_from_the_workers(ray):
     assert reservation.first_gpu in {"0", "1", "2", "3"}
     await until(lambda: ray.available_resources().get("GPU") == 1)
     reservation.release()
+
+
+async def test_a_warning_of_the_workers_is_shown_once(steady, sums, caplog):
+    config = steady()
+    code = (sums / "steady.py").read_text()
+    (sums / "steady.py").write_text(code.replace("return str(a + b)", "raise KeyError('no such key 7')"))
+    workers = await started(config.replace(workers=config.workers.replace(kind="ray", count=2)))
+    await play_all(workers, make_requests("x", range(8), n=4, seed=0))
+    await until(lambda: "no such key" in caplog.text)
+    await workers.close()
+    shown = [record.getMessage() for record in caplog.records if "no such key" in record.getMessage()]
+    assert len(shown) == 1
+    assert "The tool 'add' raised an error" in shown[0]
+    assert "steady.py" in shown[0]
