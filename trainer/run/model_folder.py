@@ -84,7 +84,10 @@ def find_model(config: RunConfig) -> FoundModel:
     for name in names:
         if (shape := shape_of(name)) is not None:
             _check_context(config, shape.get_text_config().max_position_embeddings)
-            return FoundModel(shape, None, f"the files of {name} are not available here, so its built-in shape is used")
+            note = f"the files of {name} are not available here, so its built-in shape is used"
+            if name != config.model:
+                note = f"{config.model} is not available here, nor is its base_model {name}: its built-in shape is used"
+            return FoundModel(shape, None, note)
     raise missing[0]
 
 

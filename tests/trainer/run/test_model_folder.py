@@ -90,6 +90,7 @@ def test_base_model_stands_for_a_model_that_is_not_made_yet(tmp_path, monkeypatc
     assert "its base_model" in found.note
     known = find_model(planned.replace(base_model="Qwen/Qwen3-0.6B"))
     assert (known.folder, known.hf_config.hidden_size) == (None, 1024)
+    assert f"{tmp_path}/sft is not available here, nor is its base_model Qwen/Qwen3-0.6B" in known.note
     assert "its built-in shape is used" in known.note
     with pytest.raises(UserError, match="There is no model folder"):
         find_model(planned.replace(base_model=None))
