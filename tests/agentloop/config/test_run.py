@@ -39,6 +39,11 @@ def test_tools_are_names_or_names_with_options(tmp_path):
     assert [tool.options for tool in config.env.tools] == [{}, {"k": 3}]
 
 
+def test_off_needs_no_quotes(tmp_path):
+    learner = load(tmp_path, *(f"learner.{key}=off" for key in ("checkpointing", "offload", "fp8"))).learner
+    assert {learner.checkpointing, learner.offload, learner.fp8} == {"off"}
+
+
 def test_the_resolved_config_loads_as_the_same(tmp_path):
     import yaml
 
