@@ -151,6 +151,12 @@ def test_characters_of_several_tokens_are_one_piece():
     assert sum(count for _, count in pieces_of([5] * 40, decode)) == 40
 
 
+def test_without_the_package_for_tokenizers_an_episode_names_its_extra(client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    answer = get(client, "episode", run="run", file="step_000001", episode=0)
+    assert (answer.status_code, "pip install 'agentloop[train]'" in answer.json()["detail"]) == (422, True)
+
+
 def test_without_the_tokenizer_the_ids_are_shown(folder):
     folder.write_config({"model": "/gone"})
     shown = get(client_of(folder.root), "episode", file="eval_000000", episode=1).json()
