@@ -3,8 +3,10 @@
 import json
 
 import httpx
+import numpy as np
 import pytest
 from huggingface_hub import errors
+from safetensors.numpy import save
 from transformers import Qwen3Config
 
 from agentloop.config.loading import validated
@@ -78,6 +80,26 @@ def test_the_longest_episode_is_the_setting_or_the_bound_of_context_and_budget(t
     assert chosen.max_tokens(1000) == 2000
     with pytest.raises(UserError, match=r"limits\.max_tokens is 2000, but org/m supports 1000 tokens"):
         local_model(chosen)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", b'{"a": ', r"config\.json is not JSON"),
+        ("config.json", b"[]", r"config\.json is not a JSON object"),
+        (
+            "model.safetensors",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n",
+            "run `git lfs pull`",
+        ),
+        ("model.safetensors", save({"a": np.zeros(9)})[:-1], r"model\.safetensors is incomplete or damaged"),
+    ],
+)
+def test_damaged_files_of_a_model_are_named(tmp_path, name, content, words):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        local_model(CONFIG.replace(model=str(tmp_path)))
 
 
 def test_base_model_stands_for_a_model_that_is_not_made_yet(tmp_path, monkeypatch):
