@@ -100,9 +100,10 @@ def _parse_override(override: str) -> tuple[str, Any]:
     if not separator or not key:
         raise UserError(f"Invalid override {override!r}: expected key=value, for example run.steps=100.")
     try:
-        return key, OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))["value"]
+        parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(f"The override {override!r} cannot be read: {_one_line(error)}.") from error
+    return key, parsed["value"]
 
 
 def _set(config: Any, key: str, value: Any) -> None:
