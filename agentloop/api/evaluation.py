@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentloop.api.arguments import checked
-from agentloop.api.recipe import new_folder, run_name
+from agentloop.api.recipe import claimed_folder, new_folder, run_name
 from agentloop.api.training import announce_libraries
 from agentloop.errors import UserError
 from agentloop.process.blocking import run_blocking
@@ -138,8 +139,7 @@ def rollout_config(
             f"threshold is {threshold}, but pass@k needs a number to compare rewards with. Set it to, say, 1.0."
         )
     config, plays = _with_model(config, played_by, step)
-    folder = output or new_folder(name, "-rollout")
-    _check_output(folder)
+    _check_output(output or new_folder(name, "-rollout"))
     model = Path(config.model) if ENGINES.get(config.engine.name).read_turn else local_model(config)
     episodes = RolloutSetup.load(config, model)
     if tasks == "eval" and not episodes.eval:
@@ -147,19 +147,20 @@ def rollout_config(
     split: Literal["train", "eval"] = "eval" if episodes.eval and tasks != "train" else "train"
     rows = range(len(episodes.eval if split == "eval" else episodes.train))[:limit]
     engine = make_engine(resolve(config, Facts(model=model, learns=False)))
-    folder.mkdir(parents=True, exist_ok=True)
-    with EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
+    with claimed_folder(name, "-rollout") if output is None else nullcontext(output) as folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        with EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
 
-        def ended(trajectory: Trajectory) -> None:
-            # Write each episode when it ends, so that an interrupted rollout keeps finished episodes.
-            write_jsonl(folder / _TRAJECTORIES, [trajectory], append=True)
-            bar.advance()
+            def ended(trajectory: Trajectory) -> None:
+                # Write each episode when it ends, so that an interrupted rollout keeps finished episodes.
+                write_jsonl(folder / _TRAJECTORIES, [trajectory], append=True)
+                bar.advance()
 
-        groups = run_blocking(_play, LocalWorkers(episodes, engine), split, rows, samples, ended)
-    figures = summary(groups, threshold=threshold)
-    figures["temperature"] = config.sampling.temperature
-    stored = {"model": str(model), "plays": plays} | figures
-    (folder / "summary.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+            groups = run_blocking(_play, LocalWorkers(episodes, engine), split, rows, samples, ended)
+        figures = summary(groups, threshold=threshold)
+        figures["temperature"] = config.sampling.temperature
+        stored = {"model": str(model), "plays": plays} | figures
+        (folder / "summary.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return RolloutResult(folder, plays, figures, groups)
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import chain, count
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -105,11 +108,37 @@ def run_name(source: object, method: Method | None = None) -> str:
 
 def new_folder(name: str, kind: str = "") -> Path:
     """Return the path of a new folder below runs/, made of the name of a run and the time, without creating it."""
-    return _RUNS / f"{name}{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    first = _RUNS / f"{name}{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    further = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(folder for folder in chain([first], further) if not os.path.lexists(folder))
+
+
+@contextmanager
+def claimed_folder(name: str, kind: str = "") -> Iterator[Path]:
+    """Create a new folder as `new_folder` names it, which no other process gets, and remove it if it stays empty.
+
+    Does not create it if that is impossible: the run then says why.
+    """
+    with suppress(OSError):
+        _RUNS.mkdir(exist_ok=True)
+    while True:
+        folder = new_folder(name, kind)
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another process was faster
+            continue
+        except OSError:
+            pass
+        break
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def run_folders(name: str) -> list[Path]:
     """Return the folders that `new_folder` named for runs with this name, newest first."""
-    pattern = re.compile(rf"{re.escape(name)}-\d{{8}}-\d{{6}}")
+    pattern = re.compile(rf"{re.escape(name)}-\d{{8}}-\d{{6}}(-\d+)?")
     found = _RUNS.iterdir() if _RUNS.is_dir() else ()
     return sorted((path for path in found if pattern.fullmatch(path.name)), reverse=True)

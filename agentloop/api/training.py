@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentloop.api.arguments import checked
-from agentloop.api.recipe import new_folder, run_folders, run_name
+from agentloop.api.recipe import claimed_folder, new_folder, run_folders, run_name
 from agentloop.api.result import RunResult
 from agentloop.errors import UserError
 from agentloop.process.blocking import run_blocking
@@ -99,12 +99,16 @@ def start_or_resume(
     from agentloop.trainer.run.timeline import watching
     from agentloop.trainer.schedule.observers import Observer
 
-    folder = folder_of(config, name, resume=resume)
-    shown = RunProgress(continue_with=continue_with(folder)) if progress else None
-    if shown is not None:
-        shown.show(*lines)
-    with shown or nullcontext(Observer()) as observer, watching(observer, timeline=config.profiler.timeline) as watched:
-        run_blocking(start, config, folder, watched)
+    is_new = not resume and not config.run.folder
+    with claimed_folder(name) if is_new else nullcontext(folder_of(config, name, resume=resume)) as folder:
+        shown = RunProgress(continue_with=continue_with(folder)) if progress else None
+        if shown is not None:
+            shown.show(*lines)
+        with (
+            shown or nullcontext(Observer()) as observer,
+            watching(observer, timeline=config.profiler.timeline) as watched,
+        ):
+            run_blocking(start, config, folder, watched)
     return RunResult(folder)
 
 

@@ -14,6 +14,8 @@ from agentloop.registry.options import HAS_PATHS, Config, ConfigPath, named
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 """Share of a running average that an update keeps."""
+_OFF = BeforeValidator(lambda value: "off" if value is False else value)
+"""YAML reads off without quotes as False, and a shell removes the quotes."""
 
 
 class KlEstimator(StrEnum):
@@ -149,7 +151,7 @@ class LearnerConfig(Config):
     compute_dtype: Annotated[Literal["float32", "bfloat16", "float16"], OnlyOf("fsdp", ("float16",))] = "float32"
     """Data type of activations and of published weights. The softmax is always float32. float16 has eight times the
     precision of bfloat16, so engine and learner agree better (arXiv 2510.26788); activations above 65,504 overflow."""
-    fp8: Annotated[Fp8Name, FSDP] = "off"
+    fp8: Annotated[Fp8Name, FSDP, _OFF] = "off"
     """Scales of matrices that the linear layers of the decoder multiply in FP8, forward and backward; the LM head and
     experts stay in bfloat16 (docs/scaling/fp8.md). It needs compute_dtype=bfloat16, and a GPU of Ada or later."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -159,9 +161,9 @@ class LearnerConfig(Config):
     compile_layers: Annotated[bool | None, FSDP] = None
     """Compile the layers with torch.compile, which takes about a minute at the start. Layers with sdpa attention are
     never compiled. None: on CUDA."""
-    checkpointing: Annotated[CheckpointingName, OnlyOf("fsdp", ("sparse",))] = "off"
+    checkpointing: Annotated[CheckpointingName, OnlyOf("fsdp", ("sparse",)), _OFF] = "off"
     """Activations that the backward pass recomputes instead of storing them."""
-    offload: Annotated[OffloadName, FSDP] = "off"
+    offload: Annotated[OffloadName, FSDP, _OFF] = "off"
     """State that is kept in host memory while it is not needed."""
     sequence_parallel: Annotated[int, FSDP] = Field(default=1, ge=1)
     """Number of ranks that split each micro-batch of token_budget tokens, for episodes that are too long for one rank.

@@ -8,6 +8,7 @@ command line, to the current folder.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -48,7 +49,7 @@ def load_config(
         for key, value in pairs:
             _drop_options_of_another(schema, config, key, value)
         for key, value in pairs:
-            OmegaConf.update(config, key, _anchor_override(schema, key, value), merge=False, force_add=True)
+            _set(config, key, _anchor_override(schema, key, value))
         resolved = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise UserError(f"The config {name} cannot be resolved: {_one_line(error)}.") from error
@@ -94,17 +95,27 @@ def _read_yaml(source: Path) -> dict[str, Any]:
 
 def _parse_override(override: str) -> tuple[str, Any]:
     """Return key and value."""
-    key, separator, _ = override.partition("=")
-    key = key.strip()
+    key, separator, value = override.partition("=")
+    key = re.sub(r"\[(-?\d+)\]", r".\1", key.strip())  # tools[0].name, as omegaconf also writes it
     if not separator or not key:
         raise UserError(f"Invalid override {override!r}: expected key=value, for example run.steps=100.")
     try:
-        value: Any = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
+        parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(f"The override {override!r} cannot be read: {_one_line(error)}.") from error
-    for part in key.split("."):
-        value = value[part]
-    return key, value
+    return key, parsed["value"]
+
+
+def _set(config: Any, key: str, value: Any) -> None:
+    try:
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    except OmegaConfBaseException:
+        raise
+    except ValueError as error:  # of int(): omegaconf reads the part after a list as the index of an item
+        raise UserError(
+            f"{key!r} goes through a list without the number of an item. Write it as in env.tools.0.name, or set the "
+            "whole list."
+        ) from error
 
 
 def _drop_options_of_another(schema: type[Config], config: Any, key: str, value: Any) -> None:

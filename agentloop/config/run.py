@@ -31,7 +31,7 @@ class StepSettings(Config):
     """Number of steps."""
     epochs: float | None = Field(default=None, gt=0)
     """Number of passes over the training data; set this or `steps`, and the other to null."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of the order of tasks, of sampling and of training."""
     save_every: int = Field(default=10, ge=1)
     """Number of steps between checkpoints; the last step is always saved."""

@@ -29,6 +29,8 @@ from agentloop.types.routed_experts import RoutedExperts
 from agentloop.types.trajectory import SegmentKind, Trajectory
 
 FORMAT_VERSION = 1
+DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError)
+"""Errors of reading a file that is incomplete, as of an interrupted copy, or has been overwritten."""
 _PLAIN_FIELDS = ("trajectory_id", "group_id", "reward", "turn_rewards", "failures", "metrics", "task", "error")
 
 
@@ -103,10 +105,18 @@ def read_jsonl(path: str | Path) -> Iterator[Trajectory]:
     """Yield the trajectories of a file.
 
     Skips an incomplete last line, as a killed run leaves it. Raises `UserError` with the number of any other unreadable
-    line.
+    line, or for a damaged file.
     """
     with _open(Path(path), "rt") as file:
-        yield from _read_lines(file, str(path))
+        try:
+            yield from _read_lines(file, str(path))
+        except DAMAGE as error:
+            raise damaged(path, error) from error
+
+
+def damaged(path: str | Path, error: Exception) -> UserError:
+    """Return the error for a file whose reading raised one of `DAMAGE`."""
+    return UserError(f"{path} is incomplete or damaged ({error}). Copy it again, or delete it.")
 
 
 def same(first: Trajectory, second: Trajectory) -> bool:

@@ -118,11 +118,18 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, float]]:
-        """Return all complete lines; skip an incomplete last line."""
+        """Return all complete lines; skip an incomplete last line. Raises `UserError` for any other unreadable line."""
         if not self.metrics_file.is_file():
             return []
-        lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1] if line]
+        lines = self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        return [self._metrics_of(line, number) for number, line in enumerate(lines, 1) if line]
+
+    def _metrics_of(self, line: str, number: int) -> dict[str, float]:
+        try:
+            found: dict[str, float] = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{self.metrics_file}, line {number} is not JSON: {error}. Delete the line.") from error
+        return found
 
     def write_trajectories(self, name: str, trajectories: Sequence[Trajectory]) -> None:
         """Write trajectories under a name such as step_<n> or eval_<n>."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from agentloop.errors import UserError
 from agentloop.trainer.sizing.shapes import shape_of
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
+_POINTER = b"version https://git-lfs"
 
 
 class MissingModel(UserError):
@@ -84,7 +86,10 @@ def find_model(config: RunConfig) -> FoundModel:
     for name in names:
         if (shape := shape_of(name)) is not None:
             _check_context(config, shape.get_text_config().max_position_embeddings)
-            return FoundModel(shape, None, f"the files of {name} are not available here, so its built-in shape is used")
+            note = f"the files of {name} are not available here, so its built-in shape is used"
+            if name != config.model:
+                note = f"{config.model} is not available here, nor is its base_model {name}: its built-in shape is used"
+            return FoundModel(shape, None, note)
     raise missing[0]
 
 
@@ -109,7 +114,38 @@ def locate_model(name: str, *, weights: bool = True) -> Path:
             )
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a model folder: it has no config.json. Set model to a folder that has one.")
+    _check_object(folder / "config.json")
+    if weights:
+        check_weights(folder)
     return folder
+
+
+def check_weights(folder: Path) -> None:
+    """Raise `UserError` for incomplete weights, as of an interrupted download or of `git clone` without git-lfs."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="numpy"):  # reads only the header, and compares the size
+                pass
+        except SafetensorError as error:
+            with file.open("rb") as opened:
+                is_pointer = opened.read(len(_POINTER)) == _POINTER
+            if is_pointer:
+                raise UserError(
+                    f"{file} is a pointer of git-lfs without the weights. Install git-lfs, and run `git lfs pull` in "
+                    "the folder."
+                ) from error
+            raise UserError(f"{file} is incomplete or damaged ({error}). Download the model again.") from error
+
+
+def _check_object(file: Path) -> None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error}). Download the model again.") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{file} is not a JSON object. Download the model again.")
 
 
 def _check_context(config: RunConfig, context: int | None) -> None:
@@ -121,11 +157,12 @@ def _check_context(config: RunConfig, context: int | None) -> None:
 
 
 def _read_config(folder: Path) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"{folder / 'config.json'} cannot be read ({reason}). Set model to the folder of a model that transformers "

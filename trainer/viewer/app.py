@@ -14,6 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from agentloop.errors import UserError
+from agentloop.registry.extras import naming_extras
 from agentloop.trainer.viewer.records import Records
 from agentloop.trainer.viewer.runs import Runs
 from agentloop.trainer.viewer.stream import Decode, shown
@@ -94,10 +95,14 @@ def _once(make: Callable[[], T]) -> Callable[[], T]:
 
 
 def _decoder(records: Records) -> Decode | None:
-    """Return the decoder of the run's model; None if its tokenizer is missing."""
+    """Return the decoder of the run's model; None if its tokenizer is missing.
+
+    Raises `UserError` if the package that reads tokenizers is missing.
+    """
     from agentloop.rendering import renderer_for
 
     for folder in (records.folder.model, Path(str(records.config().get("model", "")))):
         if (folder / "tokenizer_config.json").is_file():
-            return renderer_for(folder).decode
+            with naming_extras():
+                return renderer_for(folder).decode
     return None

@@ -21,6 +21,7 @@ class MetricsFile:
     def read(self) -> tuple[int, list[dict[str, float | None]]]:
         """Return the generation of the file, and all its complete lines; NaN and infinity become None.
 
+        Lines that cannot be read are left out, so that a damaged run does not hide the others.
         A run that resumes replaces the file by a shorter one, which changes the generation.
         """
         with self._lock:
@@ -36,5 +37,13 @@ class MetricsFile:
             file.seek(self._read_bytes)
             new = file.read()
         complete = new[: new.rfind(b"\n") + 1]
-        self._lines += [json.loads(line, parse_constant=lambda _: None) for line in complete.splitlines()]
+        self._lines += [found for line in complete.splitlines() if (found := _parsed(line)) is not None]
         self._read_bytes += len(complete)
+
+
+def _parsed(line: bytes) -> dict[str, float | None] | None:
+    try:
+        found = json.loads(line, parse_constant=lambda _: None)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return found if isinstance(found, dict) and "step" in found else None

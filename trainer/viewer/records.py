@@ -15,6 +15,7 @@ from agentloop.trainer.run.folder import RunFolder, step_of
 from agentloop.trainer.run.lock import holder
 from agentloop.trainer.viewer.metrics_file import MetricsFile
 from agentloop.types.messages import valid_strings
+from agentloop.types.trajectory_io import DAMAGE, damaged
 
 _ROLLOUT = "trajectories.jsonl"
 _FILES_KEPT = 4
@@ -133,10 +134,14 @@ def _kind(name: str) -> str:
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Read all complete lines; the last line of a file may still be incomplete.
 
-    Files keep lone surrogates, as in rows of a dataset, and answers to the page cannot contain them.
+    Files keep lone surrogates, as in rows of a dataset, and answers to the page cannot contain them. Raises `UserError`
+    for a damaged file.
     """
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        return [valid_strings(json.loads(line)) for line in file if line.endswith("\n")]
+        try:
+            return [valid_strings(json.loads(line)) for line in file if line.endswith("\n")]
+        except (*DAMAGE, json.JSONDecodeError) as error:
+            raise damaged(path, error) from error
 
 
 def _summary(data: dict[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def test_an_override_replaces_a_whole_mapping_and_reaches_into_lists(tmp_path):
     assert config.options == {"c": 3}
     assert [tool.name for tool in config.tools] == ["x", f"{Path.cwd()}/z"]
     assert load_config(Outer, source, ["options.c=3"]).options == {"a": 1, "b": 2, "c": 3}
+    assert [tool.name for tool in load_config(Outer, source, ["tools[1].name = z"]).tools] == ["x", "z"]
 
 
 class Named(Config):
@@ -155,6 +156,7 @@ def test_what_is_a_path(value, expected):
         ("", ["inner.steps=[1"], ["'inner.steps=[1' cannot be read"]),
         ("inner: {steps: 3}", ["inner.steps.deep=1"], ["inner.steps"]),
         ("tools: [{name: x}]", ["tools.3.name=y"], ["tools"]),
+        ("tools: [{name: x}]", ["tools.name=y"], ["'tools.name' goes through a list", "env.tools.0.name"]),
     ],
 )
 def test_bad_configs_are_one_paragraph_with_the_path(tmp_path, text, overrides, words):

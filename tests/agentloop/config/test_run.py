@@ -39,6 +39,11 @@ def test_tools_are_names_or_names_with_options(tmp_path):
     assert [tool.options for tool in config.env.tools] == [{}, {"k": 3}]
 
 
+def test_off_needs_no_quotes(tmp_path):
+    learner = load(tmp_path, *(f"learner.{key}=off" for key in ("checkpointing", "offload", "fp8"))).learner
+    assert {learner.checkpointing, learner.offload, learner.fp8} == {"off"}
+
+
 def test_the_resolved_config_loads_as_the_same(tmp_path):
     import yaml
 
@@ -55,6 +60,7 @@ def test_the_resolved_config_loads_as_the_same(tmp_path):
         ("limits.max_turn=3", ["'limits.max_turn'", "'max_turns'"]),
         ("limits.max_turns=0", ["limits.max_turns must be above 0"]),
         ("learner.learning_rate=1", ["'learner.learning_rate'"]),
+        ("run.seed=-1", ["run.seed is -1: input should be greater than or equal to 0."]),
         ("run.loggers=[tensorbord]", ["run.loggers.0", "'tensorbord'", "'tensorboard'"]),
         ("engine.name=vlm", ["engine.name", "'vlm'", "'vllm'"]),
         ("env.tools=[{nme: x}]", ["'env.tools.0.nme'", "'name'"]),

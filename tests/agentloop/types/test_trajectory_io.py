@@ -199,6 +199,14 @@ def test_a_bad_line_is_named(tmp_path):
         list(read_jsonl(path))
 
 
+def test_a_file_that_was_not_copied_whole_is_named(tmp_path):
+    path = tmp_path / "many.jsonl.gz"
+    write_jsonl(path, [Trajectory("a")])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"many\.jsonl\.gz is incomplete or damaged"):
+        list(read_jsonl(path))
+
+
 def test_any_row_can_be_written():
     images = ImageTable()
     value = {"when": np.datetime64("2026-01-01"), "set": {1}, 3: [np.float32(0.5), -0.0], "$tuple": 1, "n": -math.inf}

@@ -27,6 +27,12 @@ def test_incomplete_last_line_is_not_read(folder):
     assert folder.read_metrics() == [{"step": 1}]
 
 
+def test_a_bad_line_of_metrics_is_named(folder):
+    folder.metrics_file.write_bytes(b'{"step": 1}\n\xff\0\n{"step": 2}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 is not JSON"):
+        folder.read_metrics()
+
+
 def test_files_of_later_steps_are_removed(folder):
     for step in (0, 1, 2, 3):
         folder.append_metrics({"step": step})

@@ -3,8 +3,10 @@
 import json
 
 import httpx
+import numpy as np
 import pytest
 from huggingface_hub import errors
+from safetensors.numpy import save
 from transformers import Qwen3Config
 
 from agentloop.config.loading import validated
@@ -80,6 +82,26 @@ def test_the_longest_episode_is_the_setting_or_the_bound_of_context_and_budget(t
         local_model(chosen)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", b'{"a": ', r"config\.json is not JSON"),
+        ("config.json", b"[]", r"config\.json is not a JSON object"),
+        (
+            "model.safetensors",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n",
+            "run `git lfs pull`",
+        ),
+        ("model.safetensors", save({"a": np.zeros(9)})[:-1], r"model\.safetensors is incomplete or damaged"),
+    ],
+)
+def test_damaged_files_of_a_model_are_named(tmp_path, name, content, words):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        local_model(CONFIG.replace(model=str(tmp_path)))
+
+
 def test_base_model_stands_for_a_model_that_is_not_made_yet(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "base").mkdir()
@@ -90,6 +112,7 @@ def test_base_model_stands_for_a_model_that_is_not_made_yet(tmp_path, monkeypatc
     assert "its base_model" in found.note
     known = find_model(planned.replace(base_model="Qwen/Qwen3-0.6B"))
     assert (known.folder, known.hf_config.hidden_size) == (None, 1024)
+    assert f"{tmp_path}/sft is not available here, nor is its base_model Qwen/Qwen3-0.6B" in known.note
     assert "its built-in shape is used" in known.note
     with pytest.raises(UserError, match="There is no model folder"):
         find_model(planned.replace(base_model=None))

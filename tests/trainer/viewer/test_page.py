@@ -94,6 +94,26 @@ def test_curves_of_runs_lie_over_each_other(open_page, run_folder):
     expect(page.locator("tbody th")).to_have_text(["learner.lr"])  # only what differs
 
 
+def test_values_of_many_runs_stay_in_their_chart(open_page, run_folder):
+    page = open_page(*(run_folder(f"run-{number}").root for number in range(20)))
+    chart = page.locator("[data-metric='reward/mean']").first
+    expect(chart.locator(".values b")).to_have_count(20)
+    right = chart.bounding_box()["x"] + chart.bounding_box()["width"]
+    values = chart.locator(".values").bounding_box()
+    assert values["x"] + values["width"] <= right
+    assert chart.get_by_text("reward/mean").bounding_box()["width"] > 60
+
+
+def test_a_stage_has_the_same_colour_in_all_runs(open_page, run_folder):
+    first, second = run_folder("first"), run_folder("second")
+    first.append_metrics({"step": 2, "time/rollout": 1.0, "time/train": 2.0})
+    second.append_metrics({"step": 2, "time/train": 2.0})
+    page = open_page(first.root, second.root, place="#/time")
+    columns = page.locator("rect", has_text="train")
+    expect(columns).to_have_count(2)
+    assert len({columns.nth(number).get_attribute("fill") for number in range(2)}) == 1
+
+
 def test_episodes_have_their_task_and_can_be_filtered(open_page, many):
     page = open_page(many.root)
     page.get_by_role("link", name="episodes").click()

@@ -151,6 +151,12 @@ def test_characters_of_several_tokens_are_one_piece():
     assert sum(count for _, count in pieces_of([5] * 40, decode)) == 40
 
 
+def test_without_the_package_for_tokenizers_an_episode_names_its_extra(client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    answer = get(client, "episode", run="run", file="step_000001", episode=0)
+    assert (answer.status_code, "pip install 'agentloop[train]'" in answer.json()["detail"]) == (422, True)
+
+
 def test_without_the_tokenizer_the_ids_are_shown(folder):
     folder.write_config({"model": "/gone"})
     shown = get(client_of(folder.root), "episode", file="eval_000000", episode=1).json()
@@ -235,6 +241,22 @@ def test_one_broken_config_does_not_hide_other_runs(folder, tmp_path):
     assert "broken/config.yaml is not valid YAML" in answer.json()["detail"]
 
 
+def test_damaged_files_do_not_hide_other_runs(folder, run_folder):
+    other = run_folder("damaged")
+    with other.metrics_file.open("ab") as file:
+        file.write(b'{"step": 2, "rew\n\0\0\n5\n{"step": 3}\n')
+    written = other.trajectories / "step_000001.jsonl.gz"
+    written.write_bytes(written.read_bytes()[:-20])
+    client = client_of(folder.root, other.root)
+    assert [(run["name"], run["last_step"], run["lines"]) for run in client.get("/api/runs").json()] == [
+        ("run", 1, 2),
+        ("damaged", 3, 3),
+    ]
+    answer = get(client, "episodes", run="damaged", file="step_000001")
+    assert answer.status_code == 422
+    assert "step_000001.jsonl.gz is incomplete or damaged" in answer.json()["detail"]
+
+
 def test_a_recipe_is_not_a_run(folder, tmp_path):
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe/config.yaml").write_text("model: m")
@@ -295,7 +317,7 @@ def test_a_taken_port_is_an_error(folder, capsys):
 def test_the_axes_of_charts(tmp_path):
     """Check the arithmetic of the page with node."""
     (tmp_path / "package.json").write_text('{"type": "module"}')
-    for name in ("charts", "dom", "live"):
+    for name in ("charts", "dom"):
         shutil.copy(PAGE / f"{name}.js", tmp_path)
     script = """
         import { ticks, smoothed } from "./charts.js";

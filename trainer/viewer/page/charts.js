@@ -1,6 +1,5 @@
 // Charts as SVG, without a library, because the page must work without a network.
 import { short, svg } from "./dom.js";
-import { colour } from "./live.js";
 
 const WIDTH = 340, HEIGHT = 150, LEFT = 42, BOTTOM = 18, TOP = 6, RIGHT = 6;
 
@@ -17,9 +16,10 @@ export function ticks(low, high, count = 5) {
 }
 
 export function smoothed(values, window) {
-  return values.map((_, index) => {
-    const part = values.slice(Math.max(0, index - window + 1), index + 1);
-    return part.reduce((sum, value) => sum + value, 0) / part.length;
+  let sum = 0;
+  return values.map((value, index) => {
+    sum += value - (index < window ? 0 : values[index - window]);
+    return sum / Math.min(index + 1, window);
   });
 }
 
@@ -73,8 +73,8 @@ export function lineChart(series, { dotted, label, onHover }) {
   return image;
 }
 
-// Draw one column per step, with one colour per part.
-export function stackedBars(steps, parts) {
+// Draw one column per step; `ink` returns the colour of a part.
+export function stackedBars(steps, parts, ink) {
   const names = Object.keys(parts), wide = 1100, tall = 240;
   const sums = steps.map((_, index) => names.reduce((sum, name) => sum + (parts[name][index] ?? 0), 0));
   const width = (wide - LEFT - RIGHT) / Math.max(steps.length, 1);
@@ -85,11 +85,11 @@ export function stackedBars(steps, parts) {
   stepLabels(image, ticks(steps[0], steps.at(-1), 12).filter((step) => steps.includes(step)), middle, tall);
   steps.forEach((step, index) => {
     let base = 0;
-    names.forEach((name, place) => {
+    names.forEach((name) => {
       const value = parts[name][index] ?? 0;
       if (value <= 0) return;
       image.append(svg("rect", {
-        x: LEFT + index * width, width: Math.max(width - 1, 0.5), fill: colour(place),
+        x: LEFT + index * width, width: Math.max(width - 1, 0.5), fill: ink(name),
         y: y(base + value), height: Math.max(y(base) - y(base + value), 0),
       }, svg("title", {}, `step ${step}: ${name} ${short(value)} s`)));
       base += value;

@@ -8,6 +8,7 @@ const FIRST = [
   "learner/logprob_diff", "learner/grad_norm", "time/step",
 ];
 const STAGES = ["rollout", "train", "publish", "eval", "save", "load"];
+const ink = (stage) => colour(STAGES.indexOf(stage));  // the same in all runs
 
 function chart(name, shown) {
   const series = shown.map((run) => ({
@@ -57,9 +58,9 @@ function seconds(run) {
   const sums = stages.map((stage) => parts[stage].reduce((a, b) => a + b, 0));
   const total = sums.reduce((a, b) => a + b, 0);
   const shares = stages.map((stage, index) => el("span", {},
-    el("i", { class: "swatch", style: `background:${colour(index)}` }),
+    el("i", { class: "swatch", style: `background:${ink(stage)}` }),
     `${stage} `, el("b", {}, `${short(sums[index])} s`), el("span", { class: "dim" }, ` ${((100 * sums[index]) / total).toFixed(0)} %`)));
-  return el("div", { class: "card" }, el("div", { class: "legend" }, shares), stackedBars(run.metrics.map((line) => line.step), parts));
+  return el("div", { class: "card" }, el("div", { class: "legend" }, shares), stackedBars(run.metrics.map((line) => line.step), parts, ink));
 }
 
 export function times() {
