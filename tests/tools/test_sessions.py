@@ -5,6 +5,7 @@ import threading
 import time
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 from pydantic import AfterValidator, BaseModel
 
@@ -209,6 +210,9 @@ class Blocking(Tool):
         {"content": "", "reward": None},
         {"content": "", "metrics": {"seconds": "3"}},
         {"content": "", "metrics": None},
+        {"content": "", "stop": "yes"},
+        {"content": "", "stop": 1},
+        {"content": "", "is_error": "no"},
     ],
 )
 async def test_invalid_result_fails_only_its_call(wrong):
@@ -219,6 +223,12 @@ async def test_invalid_result_fails_only_its_call(wrong):
     result = await Toolset([wrongly]).sessions("t", {}, 0).call(ToolCall("wrongly", {}, "1"), time.monotonic() + 10)
     assert (result.is_error, result.failure) == (True, FailureKind.TOOL)
     assert "of a ToolResult" in result.content
+
+
+def test_flags_of_a_result_may_be_booleans_of_numpy():
+    result = ToolResult("", is_error=np.False_, stop=np.True_)
+    assert result.is_error is False
+    assert result.stop is True
 
 
 async def test_raising_validator_fails_only_its_call():
