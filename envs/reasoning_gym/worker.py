@@ -42,6 +42,8 @@ class Worker:
             for number, (name, spec) in enumerate(datasets.items())
         }
         weights = {name: float(spec.get("weight", 1.0)) for name, spec in datasets.items()}
+        if wrong := [name for name, weight in weights.items() if not weight > 0]:
+            raise ValueError(f"the weight of {wrong[0]} must be above 0, got {weights[wrong[0]]:g}")
         if len(made) > 1:
             specs = [DatasetSpec(name, weights[name], configured(source)) for name, source in made.items()]
             items = reasoning_gym.create_dataset("composite", size=size, seed=seed, datasets=specs)
@@ -93,6 +95,9 @@ def configured(source: Mapping[str, Any]) -> dict[str, Any]:
     if source["level"] is None:
         return {**source["config"], **given}
     curriculum = create_curriculum(source["dataset"])
+    last = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
+    if source["level"] not in range(last + 1):  # the package takes the last level for a higher one
+        raise ValueError(f"{source['dataset']} has the levels 0 to {last}, got {source['level']!r}")
     curriculum.set_global_level(source["level"])
     fields = dataclasses.asdict(curriculum.generate_configuration(given))
     return {**fields, **source["config"], **given}
