@@ -64,6 +64,10 @@ class EnvError(EpisodeError):
     kind = FailureKind.ENV
 
 
+class UnscoredError(AgentLoopError, LookupError):
+    """An environment gave an episode no reward: none of its turns was scored. That does not count as 0."""
+
+
 class ToolError(EpisodeError):
     """Error that a tool raises on purpose; the model sees its message unchanged."""
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from agentloop.envs.base import Env, Observation
-from agentloop.errors import EnvError, FailureKind, UserError
+from agentloop.errors import EnvError, FailureKind, UnscoredError, UserError
 from agentloop.tools.base import ArgumentSchema, Tool, ToolContext, ToolResult
 from agentloop.tools.schema import ArgumentError
 from agentloop.tools.toolset import Toolset
@@ -147,14 +147,14 @@ class ActingEnv(Env):
     async def score(self, trajectory: Trajectory) -> float:
         """Return the outcome reward, without the rewards of the moves, which the loop adds.
 
-        Raises `LookupError` if neither exists, because a missing reward does not count as 0.
+        Raises `UnscoredError` if neither exists, because a missing reward does not count as 0.
         """
         trajectory.metrics["moves"] = self._num_moves
         trajectory.metrics["invalid_moves"] = self._invalid
         for _ in range(self._invalid):
             trajectory.count(FailureKind.MODEL)
         if self.reward_function is None and self._num_moves and not self._is_scored:
-            raise LookupError("the environment gave no reward for any move: set a reward in the config")
+            raise UnscoredError("the environment gave no reward for any move: set a reward in the config")
         return await super().score(trajectory)
 
     async def _made(self, arguments: dict[str, Any]) -> Move:

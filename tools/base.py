@@ -18,6 +18,7 @@ from agentloop.tools import docstrings
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.types.limits import StopReason
 from agentloop.types.messages import Content, is_content, valid_strings
+from agentloop.types.returned_numbers import scalar
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,6 +51,8 @@ class ToolResult:
             )
         if not isinstance(self.content, str) or not self.content.isascii():
             object.__setattr__(self, "content", valid_strings(self.content))  # the class is frozen
+        if self.is_error.__class__ is not bool or self.stop.__class__ is not bool:
+            self._check_flags()
         if self.reward.__class__ is float and not self.reward and self.metrics == {}:
             return  # most results; checks against abstract types are slow
         if not isinstance(self.reward, Real):
@@ -59,6 +62,17 @@ class ToolResult:
         for name, number in {"reward": self.reward, **self.metrics}.items():
             if not math.isfinite(number):
                 raise ValueError(f"{name!r} of a ToolResult must be a finite number, got {number}")
+
+    def _check_flags(self) -> None:
+        """Convert a boolean of numpy to a `bool`. Raise `TypeError` for other types."""
+        for name, known, wanted in (
+            ("is_error", bool, "True or False"),
+            ("stop", bool | StopReason, "True, False or a StopReason"),
+        ):
+            flag = scalar(getattr(self, name))
+            if not isinstance(flag, known):
+                raise TypeError(f"{name!r} of a ToolResult must be {wanted}, got {flag!r:.80}")
+            object.__setattr__(self, name, flag)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from agentloop.tools.base import ArgumentSchema, Tool, ToolContext, ToolResult
 from agentloop.tools.first_step import first_step
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.tools.schema import ArgumentError
+from agentloop.tools.time_limit import OutOfTimeError, within
 from agentloop.types.messages import ToolCall
 
 _logger = logging.getLogger(__name__)
@@ -135,18 +136,13 @@ async def _run(session: _Session, arguments: dict[str, Any], deadline: float) ->
     seconds = min(session.tool.timeout, deadline - time.monotonic())
     started = time.monotonic()
     session.ctx.deadline = started + seconds
-    expiry: asyncio.Timeout | None = None
     try:
         is_done, result = first_step(_call(session, arguments))
         tell_blocking(session.tool.name, time.monotonic() - started)
         if not is_done:
-            expiry = asyncio.timeout(seconds)
-            async with expiry:
-                result = await result
-    except TimeoutError:
-        if expiry is not None and expiry.expired():
-            return _failed(f"The call took longer than the {max(seconds, 0.0):.3g} s that it had.")
-        raise
+            result = await within(seconds, result)
+    except OutOfTimeError:
+        return _failed(f"The call took longer than the {max(seconds, 0.0):.3g} s that it had.")
     return result if isinstance(result, ToolResult) else ToolResult(_as_text(result, session.tool))
 
 
@@ -179,8 +175,7 @@ async def _close(session: _Session) -> str | None:
     tool = session.tool
     session.ctx.deadline = time.monotonic() + tool.timeout
     try:
-        async with asyncio.timeout(tool.timeout):
-            await tool.close(session.ctx)
+        await within(tool.timeout, tool.close(session.ctx))
     except (Exception, SystemExit) as error:  # the boundary: the caller counts it
         problem = f"The tool {tool.name!r} failed to close: {type(error).__name__}: {error}"
         _logger.warning(problem, exc_info=error)

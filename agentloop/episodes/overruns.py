@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from agentloop.tools.time_limit import OutOfTimeError, within
 
 if TYPE_CHECKING:
     from agentloop.types.limits import Limits
@@ -26,15 +27,11 @@ async def within_limit(stage: Stage, call: Awaitable[R], limits: Limits, traject
     """
     name = "max_reward_seconds" if stage == "score" else "max_env_seconds"
     seconds: float = getattr(limits, name)
-    timeout = asyncio.timeout(seconds)
     try:
-        async with timeout:
-            return await call
+        return await within(seconds, call)
     except SystemExit as error:
         raise RuntimeError(f"it called sys.exit({error.code!r})").with_traceback(error.__traceback__) from error
-    except TimeoutError as error:
-        if not timeout.expired():
-            raise
+    except OutOfTimeError as error:
         metric = f"{OVERRUNS}{stage}"
         trajectory.metrics[metric] = trajectory.metrics.get(metric, 0.0) + 1.0
         raise TimeoutError(f"it took longer than limits.{name}={seconds:g}") from error

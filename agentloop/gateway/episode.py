@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from agentloop.errors import FailureKind, UserError, raised
 from agentloop.gateway.server import Gateway
 from agentloop.gateway.session import Session
+from agentloop.tools.time_limit import OutOfTimeError, within
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.requests import Sampling
 
@@ -79,14 +79,12 @@ class ProgramEpisode:
     async def _run(self, session: Session, endpoint: Endpoint) -> tuple[AgentResult | None, StopReason]:
         result = None
         error: Exception | None = None
-        timeout = asyncio.timeout(self._limits.max_seconds)
         try:
-            async with timeout:
-                result = await self._program.play(endpoint)
+            result = await within(self._limits.max_seconds, self._program.play(endpoint))
         except UserError:
             raise
         except Exception as problem:  # user code: an exception ends its own episode
-            is_over_time = timeout.expired() and isinstance(problem, TimeoutError)
+            is_over_time = isinstance(problem, OutOfTimeError)
             if is_over_time and session.refused is not StopReason.PROMPT_TOO_LONG:  # some agents repeat such a prompt
                 return None, StopReason.MAX_SECONDS
             error = problem

@@ -6,7 +6,6 @@ of the first seat that learns are the trajectory; streams of other seats are bra
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from agentloop.gateway.turns.messages import conversation_keys, key_of_tools
 from agentloop.gateway.turns.requests import ModelRequest
 from agentloop.players.opponents import opponent_of
 from agentloop.registry.named_objects import load_object
+from agentloop.tools.time_limit import OutOfTimeError, within
 from agentloop.types.limits import Limits, StopReason
 from agentloop.types.messages import Message
 from agentloop.types.requests import Sampling
@@ -101,14 +101,12 @@ class PlayersEpisode:
         return reason
 
     async def _run_program(self) -> StopReason:
-        timeout = asyncio.timeout(self._limits.max_seconds)
         try:
-            async with timeout:
-                seats = self._program.seats(self.trajectory.place, self._seed)
-                players = {name: await self._player(name, number, seats[name]) for number, name in enumerate(seats)}
-                await self._program.play(players)
+            await within(self._limits.max_seconds, self._play_with_players())
         except UserError:
             raise
+        except OutOfTimeError:
+            return StopReason.MAX_SECONDS
         except PlayerStopped as stopped:
             return stopped.reason
         except EpisodeError as error:
@@ -117,12 +115,16 @@ class PlayersEpisode:
             self.trajectory.error = str(error)
             return StopReason.ENGINE_ERROR if isinstance(error, EngineError) else StopReason.ENV_ERROR
         except Exception as error:  # user code: an exception ends its own episode
-            if timeout.expired() and isinstance(error, TimeoutError):
-                return StopReason.MAX_SECONDS
             self.trajectory.count(FailureKind.ENV)
             self.trajectory.error = f"the program of the players raised {raised(error)}"
             return StopReason.ENV_ERROR
         return StopReason.COMPLETED
+
+    async def _play_with_players(self) -> None:
+        """Create the players, which may start engines, and run the program."""
+        seats = self._program.seats(self.trajectory.place, self._seed)
+        players = {name: await self._player(name, number, seats[name]) for number, name in enumerate(seats)}
+        await self._program.play(players)
 
     async def _player(self, name: str, number: int, seat: Seat) -> Player:
         """Return the player of a seat; the same policy in two seats samples with different seeds."""

@@ -14,6 +14,7 @@ from agentloop.envs.datasets.files import SUFFIXES, file_rows, folder_rows
 from agentloop.envs.datasets.rows import read_row
 from agentloop.errors import UserError, blaming
 from agentloop.registry.named_objects import load_object
+from agentloop.registry.options import check_types
 
 _END = object()
 """Marks the end of the rows of a function."""
@@ -111,6 +112,7 @@ def _python_rows(source: str, options: Mapping[str, Any]) -> Iterator[tuple[str,
         raise UserError(
             f"The dataset function {source!r} does not accept the options {dict(options)}: {error}."
         ) from error
+    check_types(function, options, of=f"dataset function {source!r}")
     failed = f"The dataset function {source!r} failed"
     with blaming(failed):
         rows = function(**options)

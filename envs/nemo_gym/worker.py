@@ -31,6 +31,10 @@ class Worker:
         kind = server_class(importlib.import_module(f"resources_servers.{server}.app"))
         fields = {**fields_of(self.folder, server), **config}
         needed: Any = kind.model_fields["config"].annotation
+        unknown = [name for name in config if name not in needed.model_fields]
+        if unknown and needed.model_config.get("extra") != "allow":  # the server would ignore them
+            known = ", ".join(needed.model_fields)
+            raise ValueError(f"{server} has no {', '.join(unknown)} in its configuration; it has {known}")
         made = needed(**{"host": "127.0.0.1", "port": 0, "entrypoint": "app.py", "name": server, **fields})
         made_server = kind(config=made, server_client=Alone.model_construct())
         self.app = made_server.setup_webserver()
@@ -78,7 +82,7 @@ def folder_of(server: str) -> Path:
     roots = [Path(each) for each in resources_servers.__path__]
     found = [root / server for root in roots if (root / server / "app.py").is_file()]
     if not found:
-        known = sorted(each.parent.name for root in roots for each in root.glob("*/app.py"))
+        known = sorted({each.parent.name for root in roots for each in root.glob("*/app.py")})
         raise ValueError(f"NeMo Gym has no server {server!r}; it has {', '.join(known)}")
     return found[0]
 

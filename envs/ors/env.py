@@ -19,7 +19,7 @@ import httpx
 from agentloop.envs.acting import Act, ActingEnv, Move, with_act
 from agentloop.envs.base import Observation
 from agentloop.envs.ors.session import Refused, Session
-from agentloop.errors import UserError, nearest
+from agentloop.errors import UnscoredError, UserError, nearest
 from agentloop.tools.base import ToolContext, ToolResult
 from agentloop.tools.mcp.content import as_content
 from agentloop.tools.schema import SchemaArguments
@@ -92,10 +92,10 @@ class OpenReward(ActingEnv):
     async def score(self, trajectory: Trajectory) -> float:
         """Return the reward of `env.reward`, plus the last reward of the calls if that is the outcome.
 
-        Raises `LookupError` if neither exists, because a missing reward does not count as 0.
+        Raises `UnscoredError` if neither exists, because a missing reward does not count as 0.
         """
         if self.reward_function is None and not self._is_scored:
-            raise LookupError("no call of the episode was rewarded: set env.reward, or check why it ended early")
+            raise UnscoredError("no call of the episode was rewarded: set env.reward, or check why it ended early")
         return (self._last or 0.0) + await super().score(trajectory)
 
     async def close(self) -> None:

@@ -112,6 +112,11 @@ class PlayersProgram(BaseEnv):
         if not self._specs:
             raise UserError("`players` in env.options is empty: name each seat, as in {first: policy, second: policy}.")
         self._seats = {name: _seats_of(name, spec) for name, spec in self._specs.items()}
+        if not any(all(seat.learns for seat in seats) for seats in self._seats.values()):
+            raise UserError(
+                f"No player of {list(self._seats)} is always the policy, so some episodes have no turn to train: set "
+                "one of them to policy in env.options."
+            )
         self._swap = swap
         self._rewards: Mapping[str, float] = {}
 

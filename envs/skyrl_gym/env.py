@@ -45,9 +45,9 @@ class SkyRLGym(WorkerEnv):
     ) -> None:
         """Prepare an episode. Raises `UserError` if the package is not installed, or no environment is named.
 
-        `id` names the environment (or module:id); the default is the row's `env_class`. `config` changes settings of
-        the environment. Environments that run the model's code outside a sandbox need `allow_code`. `WorkerEnv`
-        explains `python`, `processes` and `step_timeout`.
+        `id` names the environment, or a module that registers it and its name (module:name); the default is the row's
+        `env_class`. `config` changes settings of the environment. Environments that run the model's code outside a
+        sandbox need `allow_code`. `WorkerEnv` explains `python`, `processes` and `step_timeout`.
         """
         super().__init__(
             row, toolset=toolset, reward=reward, python=python, processes=processes, step_timeout=step_timeout
@@ -55,7 +55,7 @@ class SkyRLGym(WorkerEnv):
         self._id = id or row.get("env_class")
         if self._id is None:
             raise UserError(f"The row {row.get('id')!r} has no env_class: add the column, or set env.options.id.")
-        if self._id in _RUN_CODE and not allow_code:
+        if self._id.rpartition(":")[2] in _RUN_CODE and not allow_code:
             raise UserError(
                 f"The environment {self._id} runs the model's code without a sandbox, with all rights of this run. "
                 "Use agentloop's tools and its reward code_tests instead, or set env.options.allow_code if that is "

@@ -47,8 +47,11 @@ class Worker:
     def begin(
         self, episode: str, env: str, config: Mapping[str, Any], prompt: list[Any], extras: dict[str, Any]
     ) -> dict[str, Any]:
-        """Create an environment. Return its first messages."""
-        made = skyrl_gym.make(env, env_config=configured(env, config), extras=extras)
+        """Create an environment. Return its first messages. `env` is its name, or module:name."""
+        module, _, name = env.rpartition(":")
+        if module:
+            importlib.import_module(module)  # registers it
+        made = skyrl_gym.make(name, env_config=configured(name, config), extras=extras)
         self.envs[episode] = made
         messages, _ = made.init(prompt)
         return {"messages": messages}

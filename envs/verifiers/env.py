@@ -101,6 +101,11 @@ def tasks(
     """
     if api not in _APIS:
         raise UserError(f"`api` of the verifiers tasks is 'v1' or 'v0', not {api!r}.")
+    if api != "v0" and split != "train":
+        raise UserError(
+            f"`split` of the verifiers tasks is {split!r}, but environments of the API v1 select their tasks in "
+            "`config`, as in {taskset: {split: eval}}: remove split, or set api to v0."
+        )
     if size is not None and size < 1:
         raise UserError(f"`size` of the verifiers tasks must be at least 1, got {size}.")
     environment: dict[str, Any] = {
@@ -122,4 +127,9 @@ def program(id: str, api: Api, config: Mapping[str, Any], seat: str | None, pyth
 
 
 def _absolute(id: str) -> str:
-    return str(Path(id).absolute()) if id.endswith(".py") else id
+    if not id.endswith(".py"):
+        return id
+    file = Path(id).absolute()
+    if not file.is_file():
+        raise UserError(f"There is no file {file}, which `id` of the verifiers tasks names: correct the path.")
+    return str(file)

@@ -22,7 +22,7 @@ from agentloop.envs.base import Env, Observation
 from agentloop.envs.workers.interpreters import interpreter_of
 from agentloop.envs.workers.pool import WorkerEpisode, check_limits, pool_of
 from agentloop.envs.workers.process import Program
-from agentloop.errors import EnvError
+from agentloop.errors import EnvError, UnscoredError
 from agentloop.types.messages import Message
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ class WorkerEnv(Env):
     async def score(self, trajectory: Trajectory) -> float:
         """Return the reward of `env.reward`, to which the loop adds the rewards of the steps.
 
-        Raises `LookupError` if neither exists, because a missing reward does not count as 0.
+        Raises `UnscoredError` if neither exists, because a missing reward does not count as 0.
         """
         trajectory.metrics |= self._metrics
         if self.reward_function is None and not self._is_scored:
-            raise LookupError(
+            raise UnscoredError(
                 f"{self.package} gave no reward for any step: set env.reward, or check why it ended early"
             )
         return await super().score(trajectory)

@@ -5,6 +5,7 @@ import threading
 import time
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 from pydantic import AfterValidator, BaseModel
 
@@ -209,6 +210,9 @@ class Blocking(Tool):
         {"content": "", "reward": None},
         {"content": "", "metrics": {"seconds": "3"}},
         {"content": "", "metrics": None},
+        {"content": "", "stop": "yes"},
+        {"content": "", "stop": 1},
+        {"content": "", "is_error": "no"},
     ],
 )
 async def test_invalid_result_fails_only_its_call(wrong):
@@ -219,6 +223,12 @@ async def test_invalid_result_fails_only_its_call(wrong):
     result = await Toolset([wrongly]).sessions("t", {}, 0).call(ToolCall("wrongly", {}, "1"), time.monotonic() + 10)
     assert (result.is_error, result.failure) == (True, FailureKind.TOOL)
     assert "of a ToolResult" in result.content
+
+
+def test_flags_of_a_result_may_be_booleans_of_numpy():
+    result = ToolResult("", is_error=np.False_, stop=np.True_)
+    assert result.is_error is False
+    assert result.stop is True
 
 
 async def test_raising_validator_fails_only_its_call():
@@ -356,7 +366,7 @@ async def test_every_close_runs_and_failures_are_reported():
     failures = await session.close()
     assert counter.closed == 1
     assert failures[0] == "The tool 'raises' failed to close: RuntimeError: still in use"
-    assert failures[1].startswith("The tool 'hangs' failed to close: TimeoutError")
+    assert failures[1] == "The tool 'hangs' failed to close: OutOfTimeError: it took longer than 0.05 s"
     assert len(failures) == 2
 
 

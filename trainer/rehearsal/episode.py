@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentloop import engines
 from agentloop.engines.base import SamplingParams
+from agentloop.envs.base import BaseEnv
 from agentloop.episodes.setup import RolloutSetup, Row
-from agentloop.errors import FailureKind, UserError, with_fix
+from agentloop.errors import FailureKind, UnscoredError, UserError, with_fix
+from agentloop.rendering.formats.base import ToolSchemas
 from agentloop.rendering.template_renderer import TemplateRenderer
 from agentloop.trainer.rehearsal.calls import sample_turn
 from agentloop.trainer.workers.local import LocalWorkers
 from agentloop.trainer.workers.requests import make_requests, play_all
 from agentloop.types.messages import text_of
+from agentloop.types.requests import RolloutRequest
 from agentloop.types.trajectory import Trajectory
 
 _ANSWER = "<answer>\\boxed{1}</answer> The answer is 1."
@@ -36,14 +40,27 @@ class Played:
     lines: dict[str, str]
     """Label -> text for the user."""
     warnings: list[str]
+    has_tools: bool
+    """Whether the first episode has tools."""
 
 
 class _ReadRow(dict[str, Any]):
-    """A row that records which columns are read."""
+    """A row that records which columns are read, and its episode."""
 
     def __init__(self, row: Row) -> None:
         super().__init__(row)
         self.asked: set[str] = set()
+        self.env: BaseEnv | None = None
+        self.call: tuple[str, list[int]] | None = None
+        """Sample call of the first tool, and its tool; None if there is none."""
+        self.unscored = ""
+        """Why the environment did not score the episode."""
+
+    @property
+    def tools(self) -> ToolSchemas:
+        """Tools of the episode, from the config or its environment."""
+        toolset = None if self.env is None else self.env.toolset
+        return () if toolset is None else toolset.schemas
 
     def __getitem__(self, key: str) -> Any:
         self.asked.add(key)
@@ -63,26 +80,48 @@ def play(setup: RolloutSetup, model: Path, *, longest: int) -> Played:
     chosen = list(_first_of_each_kind(setup.train))
     rows = [_ReadRow(setup.train[index]) for index in chosen]
     limits = replace(setup.config.limits, max_turns=min(setup.config.limits.max_turns, _MOST_TURNS))
-    short = replace(setup, train=list(rows), config=setup.config.replace(limits=limits))
+    make_env = partial(_make_env, setup)
+    short = replace(setup, train=list(rows), config=setup.config.replace(limits=limits), make_env=make_env)
+    requests = make_requests("dry-run", range(len(rows)), n=1, seed=0)
+    row_of = {request.trajectory_id(0): row for request, row in zip(requests, rows, strict=True)}
     renderer = setup.renderer
     assert isinstance(renderer, TemplateRenderer)
-    call = sample_turn(renderer, setup.toolset.schemas) if setup.toolset.schemas else None
     answer = [*renderer.encode(_ANSWER), renderer.stop_token_ids[0]]
 
     def script(trajectory_id: str, turn: int, prompt: Sequence[int], params: SamplingParams) -> Sequence[int]:
-        return call[1] if call is not None and turn == 0 else answer
+        row = row_of.get(trajectory_id)  # None if it is one of several players
+        if turn or row is None or not row.tools:
+            return answer
+        row.call = sample_turn(renderer, row.tools)
+        return answer if row.call is None else row.call[1]
 
     engine = engines.create("scripted", script=script, max_model_len=longest, model=str(model))
-    trajectories = asyncio.run(_play(LocalWorkers(short, engine), len(rows)))
+    trajectories = asyncio.run(_play(LocalWorkers(short, engine), requests))
     for index, trajectory in zip(chosen, trajectories, strict=True):
         _check(trajectory, setup, setup.train[index])
-    return _report(setup, trajectories, rows, call)
+    return _report(setup, trajectories, rows)
 
 
-async def _play(workers: LocalWorkers, count: int) -> list[Trajectory]:
+def _make_env(setup: RolloutSetup, row: _ReadRow) -> Any:
+    """Return the environment of a row. An episode that it does not score gets 0: the script may play it wrongly."""
+    env = row.env = setup.make_env(row)
+    score = env.score
+
+    async def scored(trajectory: Trajectory) -> float:
+        try:
+            return await score(trajectory)
+        except UnscoredError as error:
+            row.unscored = str(error)
+            return 0.0
+
+    env.score = scored  # type: ignore[method-assign]
+    return env
+
+
+async def _play(workers: LocalWorkers, requests: Sequence[RolloutRequest]) -> list[Trajectory]:
     try:
         await workers.start()
-        groups = await play_all(workers, make_requests("dry-run", range(count), n=1, seed=0))
+        groups = await play_all(workers, requests)
         return [group.trajectories[0] for group in groups]
     finally:
         await workers.close()
@@ -98,11 +137,12 @@ def _first_of_each_kind(rows: Sequence[Row]) -> Iterator[int]:
 
 def _check(trajectory: Trajectory, setup: RolloutSetup, row: Row) -> None:
     """Raise `UserError` if the episode failed."""
-    reward, error = setup.config.env.reward, trajectory.error or "it has no reward"
+    error = trajectory.error or "it has no reward"
     where = f"A scripted episode on row {row['id']!r}"
     if trajectory.failures.get(FailureKind.JUDGE):
         columns = f"Correct the reward or the rows: this row has the columns {', '.join(sorted(row))}."
-        raise UserError(f"{where} could not be scored by the reward {reward}: {with_fix(error, columns)}")
+        judge = f"reward {setup.config.env.reward}" if setup.reward else f"environment {setup.config.env.factory}"
+        raise UserError(f"{where} could not be scored by the {judge}: {with_fix(error, columns)}")
     if trajectory.failures.get(FailureKind.ENV):
         factory = setup.config.env.factory
         raise UserError(f"{where} failed in its environment ({factory}): {with_fix(error, 'Correct the environment.')}")
@@ -110,13 +150,8 @@ def _check(trajectory: Trajectory, setup: RolloutSetup, row: Row) -> None:
         raise UserError(f"{where} ended as {trajectory.stop_reason}: {with_fix(error, 'Correct its cause.')}")
 
 
-def _report(
-    setup: RolloutSetup,
-    trajectories: Sequence[Trajectory],
-    rows: Sequence[_ReadRow],
-    call: tuple[str, list[int]] | None,
-) -> Played:
-    first = trajectories[0]
+def _report(setup: RolloutSetup, trajectories: Sequence[Trajectory], rows: Sequence[_ReadRow]) -> Played:
+    first, call = trajectories[0], rows[0].call
     turns = f"{first.num_turns} turn{'s' * (first.num_turns != 1)}"
     kinds = f"; {len(rows)} kinds of rows were played" if len(rows) > 1 else ""
     outcome = f"{turns}, ended as {first.stop_reason}, reward {first.reward:g}"
@@ -133,8 +168,10 @@ def _report(
             f"No tool was called: a sample call of {call[0]} has {len(call[1])} tokens, more than "
             f"limits.max_turn_tokens={setup.config.limits.max_turn_tokens}. Raise that limit."
         )
-    elif setup.toolset.schemas:
+    elif rows[0].tools:
         warnings.append("No tool was called: the chat template writes no sample call that can be parsed.")
+    if rows[0].unscored:
+        warnings.append(f"The episode was not scored: {rows[0].unscored}.")
     asked = set.union(*(row.asked for row in rows)) - {"id", "messages"}
     absent = {column for column in asked if not any(column in row for row in setup.train)}
     if asked - absent:
@@ -144,7 +181,7 @@ def _report(
             f"The column {' and '.join(map(repr, sorted(absent)))} is read, but no row has it. If that is a "
             "misspelling, correct the reward, the tool or the environment."
         )
-    return Played(lines, warnings)
+    return Played(lines, warnings, has_tools=bool(rows[0].tools))
 
 
 def _short(text: str) -> str:

@@ -69,11 +69,12 @@ def rehearse(config: RunConfig, folder: Path, placement: dict[str, str]) -> Rehe
         )
     else:
         tasks = setup = RolloutSetup.load(config, model.folder)
-        checked["chat template"] = "shows the tools" if setup.toolset.schemas else "found; the run has no tools"
+        checked["chat template"] = "found"
         if setup.needs_prompt:
             checked["prompts"], too_long = measure(setup, longest=longest)
             warnings += too_long
         played = play(setup, model.folder, longest=longest)
+        checked["chat template"] = "shows the tools" if played.has_tools else "found; the run has no tools"
         checked |= played.lines
         warnings += played.warnings
     config = with_steps(config, len(tasks.train))

@@ -1,6 +1,7 @@
 """`AgentLoop`: what ends an episode, what the model gets to see, and what is learnt from."""
 
 import asyncio
+import contextlib
 import json
 import threading
 
@@ -11,6 +12,7 @@ from agentloop.engines.base import SamplingParams
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.errors import EngineError, FailureKind, with_fix
 from agentloop.process.threads import threaded
+from agentloop.tools import time_limit
 from agentloop.tools.toolset import Toolset
 from agentloop.types.trajectory import SegmentKind
 from agentloop.weights.tensors import TensorWeights
@@ -406,8 +408,9 @@ def test_a_tool_that_is_a_move_says_why_the_episode_ended(play):
 @pytest.mark.parametrize(
     ("stage", "failures"), [("reset", {"env": 1}), ("step", {"env": 1}), ("score", {"judge": 1}), ("close", {"env": 1})]
 )
-@pytest.mark.parametrize("is_async", [True, False], ids=["async", "in a thread"])
-def test_a_call_that_takes_too_long_is_a_failure_that_is_counted(play, stage, failures, is_async):
+@pytest.mark.parametrize("kind", ["async", "stubborn", "in a thread"])
+def test_a_call_that_takes_too_long_is_a_failure_that_is_counted(monkeypatch, play, stage, failures, kind):
+    monkeypatch.setattr(time_limit, "_CLEANUP_SECONDS", 0.05)
     may_end = threading.Event()
 
     class Slow(Talk):
@@ -419,7 +422,13 @@ def test_a_call_that_takes_too_long_is_a_failure_that_is_counted(play, stage, fa
     async def wait_async(self, *_):
         await asyncio.Event().wait()
 
-    setattr(Slow, stage, wait_async if is_async else threaded(wait))
+    async def wait_stubbornly(self, *_):
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    ways = {"async": wait_async, "stubborn": wait_stubbornly, "in a thread": threaded(wait)}
+    setattr(Slow, stage, ways[kind])
     limit = "max_reward_seconds" if stage == "score" else "max_env_seconds"
     trajectory = play(["5<|im_end|>"], Slow(tools=()), **{limit: 0.05})
     may_end.set()

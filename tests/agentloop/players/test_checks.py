@@ -42,6 +42,7 @@ def test_players_that_can_play_are_accepted(tmp_path):
         ({"opponent": ["policy", {"script": "{folder}/games.py:weka"}]}, r"no 'weka' to use as player.*mean 'weak'"),
         ({"opponent": {"script": "{folder}/games.py:alone"}}, r"cannot be called as \(conversation, rng\)"),
         ({"opponent": {"engine": "vlm"}}, "Did you mean 'vllm'"),
+        ({"opponent": {"engine": "hf", "options": {"model": "{folder}/none"}}}, "no model folder .*/none for a player"),
         ({"opponent": "polcy"}, "The player 'second' in env.options is 'polcy'"),
         ({"row": '{{"players": {{"second": {{"script": "{folder}/games.py:weka"}}}}}}'}, "no 'weka' to use as player"),
     ],

@@ -186,6 +186,21 @@ def test_function_in_a_file_receives_the_options(tmp_path):
         load_dataset(f"{tmp_path}/tasks.py:make", options={"nmu": 3})
 
 
+def test_option_of_a_wrong_type_is_refused(tmp_path):
+    code = """
+from typing import Literal
+
+
+def make(num: int, split: Literal["train", "test"] = "train"):
+    return [{"prompt": split}] * num
+"""
+    (tmp_path / "tasks.py").write_text(code)
+    with pytest.raises(UserError, match=r"The option 'num' of the dataset function .* must be of type int, got str"):
+        load_dataset(f"{tmp_path}/tasks.py:make", options={"num": "3"})
+    with pytest.raises(UserError, match="input should be 'train' or 'test'"):
+        load_dataset(f"{tmp_path}/tasks.py:make", options={"num": 3, "split": "tst"})
+
+
 def test_options_of_a_file_raise(tmp_path):
     path = write_jsonl(tmp_path / "d.jsonl", [{"prompt": "a"}])
     with pytest.raises(UserError, match=r"is not one.*data\.train_limit"):

@@ -196,13 +196,18 @@ TURNS = ["Paris.", "Two million.", "The Eiffel tower."]
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"server": "workplace"}, "NeMo Gym has no server 'workplace'; it has .*workplace_assistant"),
+        ({"server": "workplace"}, "NeMo Gym has no server 'workplace'; it has aalcr, abstention, a"),
         ({"server": "arc_agi", "file": "train.jsonl"}, "arc_agi has no train.jsonl; its files: example.jsonl"),
     ],
 )
 def test_what_the_package_does_not_have_is_named(rows_of, options, says):
     with pytest.raises(UserError, match=says):
         rows_of(**options)
+
+
+def test_a_field_that_the_configuration_does_not_have_is_refused(rows_of):
+    with pytest.raises(UserError, match=r"mcqa has no grading in its configuration; it has host, port, .*grading_mode"):
+        next(tasks(server="mcqa", config={"grading": "strict"}))
 
 
 @pytest.mark.parametrize(

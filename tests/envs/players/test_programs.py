@@ -49,6 +49,8 @@ def test_a_row_may_replace_a_player():
         ({"players": {"a": {"engine": "hf", "model": "m"}}}, "no option 'model'. Did you mean 'models'"),
         ({"players": {"a": []}}, "is an empty list"),
         ({"players": {}}, "is empty"),
+        ({"players": {"a": {"script": "x.py:f"}, "b": {"engine": "hf"}}}, r"No player of \['a', 'b'\] is always"),
+        ({"players": {seat: ["policy", {"script": "x.py:f"}] for seat in "ab"}}, "have no turn to train"),
         ({"players": {"mean": "policy"}}, "A player in env.options is named 'mean', but reward/mean in the log"),
         ({"row": {"id": "a", "seat": "second"}}, "The row 'a' has 'second' in its column seat: write a number"),
         ({"row": {"players": {"third": "policy"}}}, r"names the players \['third'\]"),

@@ -152,6 +152,7 @@ def test_thinking_is_part_of_the_turn(package, databases):
     [
         ({"env_class": "gsm8k", "reward_spec": {}}, {}, "ground_truth is required"),
         ({"env_class": "gsm9k"}, {}, "gsm9k"),
+        ({}, {"id": "no_such_module:gsm8k"}, "No module named 'no_such_module'"),
         ({"env_class": "gsm8k"}, {"config": {"topk": 3}}, "gsm8k has no option topk in its configuration"),
         (
             {"env_class": "search"},
@@ -165,6 +166,11 @@ def test_an_environment_that_cannot_be_made_is_a_failed_episode(package, columns
     trajectory = play_script(SkyRLGym(in_our_form({**row("", "4"), **columns}), **options), ["#### 4"])
     assert (trajectory.reward, trajectory.failures) == (None, {"env": 1})
     assert says in trajectory.error
+
+
+def test_a_module_that_registers_an_environment_is_imported(package):
+    question = in_our_form({**row("gsm8k", "4"), "env_class": None})
+    assert play_script(SkyRLGym(question, id="skyrl_gym.envs:gsm8k"), ["#### 4"]).reward == 1.0
 
 
 def test_an_episode_that_a_limit_ends_has_no_reward_if_no_turn_had_one(package):
@@ -189,5 +195,7 @@ def test_code_runs_only_where_it_is_allowed(package):
     for env in ("lcb", "searchcode"):
         with pytest.raises(UserError, match=f"{env} runs the model's code without a sandbox"):
             SkyRLGym(in_our_form(row(env, "4")))
+    with pytest.raises(UserError, match="runs the model's code without a sandbox"):
+        SkyRLGym(in_our_form(row("gsm8k", "4")), id="skyrl_gym.envs:lcb")
     with pytest.raises(UserError, match="has no env_class"):
         SkyRLGym({"id": "a", "messages": []})

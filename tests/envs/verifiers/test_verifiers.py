@@ -178,7 +178,13 @@ def test_what_cannot_be_played_is_refused_at_the_start(rows_of, options, says):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"), [({"id": "x", "size": 0}, "must be at least 1"), ({"id": "x", "api": "v2"}, "'v1' or 'v0'")]
+    ("options", "says"),
+    [
+        ({"id": "x", "size": 0}, "must be at least 1"),
+        ({"id": "x", "api": "v2"}, "'v1' or 'v0'"),
+        ({"id": "x", "split": "eval"}, "environments of the API v1 select their tasks in `config`"),
+        ({"id": "no_such_file.py"}, "There is no file"),
+    ],
 )
 def test_impossible_options_are_refused_without_the_package(options, says):
     with pytest.raises(UserError, match=says):

@@ -238,3 +238,42 @@ def test_small_recipes_play_their_episode(name, dry_run):
     code, shown, error = dry_run("data.train_limit=20", "data.eval_limit=3", recipe=path)
     assert code == 0, error
     assert ", ended as " in shown
+
+
+OWN_TOOL = """
+from agentloop import Env, Observation, ToolResult, Toolset, tool
+from agentloop.errors import UnscoredError
+
+@tool
+def guess(number: int) -> ToolResult:
+    "Guess a number."
+    return ToolResult("wrong")
+
+class Game(Env):
+    def __init__(self, row):
+        self.toolset = Toolset([guess])
+
+    async def reset(self):
+        return Observation([{"role": "user", "content": "Guess."}])
+
+    async def step(self, message):
+        return Observation(), 0.0, True, False
+
+    async def score(self, trajectory):
+        raise UnscoredError("no guess was scored")
+"""
+
+
+def test_tools_of_the_environment_are_called_and_an_episode_that_it_does_not_score_is_a_warning(sums, dry_run):
+    (sums / "game.py").write_text(OWN_TOOL)
+    code, shown, errors = dry_run("env.reward=null", "env.tools=[]", f"env.factory={sums}/game.py:Game")
+    assert code == 0
+    assert "chat template    shows the tools" in shown
+    assert "guess answered a sample call: 'wrong'" in shown
+    assert "The episode was not scored: no guess was scored." in shown + errors
+
+
+def test_a_score_that_raises_names_the_environment(sums, refused):
+    (sums / "game.py").write_text(OWN_TOOL.replace('UnscoredError("no guess was scored")', 'KeyError("guess")'))
+    error = refused("env.reward=null", "env.tools=[]", f"env.factory={sums}/game.py:Game")
+    assert f"could not be scored by the environment {sums}/game.py:Game: the reward raised KeyError: 'guess'" in error

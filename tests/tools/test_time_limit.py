@@ -1,0 +1,60 @@
+import asyncio
+import contextlib
+
+import pytest
+
+from agentloop.tools import time_limit
+from agentloop.tools.time_limit import OutOfTimeError, within
+
+
+async def tries_forever():
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+
+async def is_always_ready():
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("call", [tries_forever, is_always_ready])
+async def test_code_that_ignores_its_cancellation_ends(monkeypatch, call):
+    monkeypatch.setattr(time_limit, "_CLEANUP_SECONDS", 0.05)
+    with pytest.raises(OutOfTimeError):
+        await within(0.01, call())
+    await asyncio.sleep(0)  # no cancellation is left for the next wait
+
+
+async def test_second_cancellation_ends_the_cleanup():
+    task = asyncio.ensure_future(within(0.01, tries_forever()))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_cleanup_may_take_longer_than_the_limit():
+    async def work():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)
+            return "cleaned"
+
+    assert await within(0.01, work()) == "cleaned"
+
+
+async def test_timeouts_of_the_code_itself_are_its_own():
+    async def retries():
+        for _ in range(3):
+            try:
+                await asyncio.wait_for(asyncio.sleep(60), 0.01)
+            except TimeoutError:
+                await asyncio.sleep(0)
+        raise TimeoutError("of the code")
+
+    with pytest.raises(TimeoutError, match="of the code") as raised:
+        await within(10, retries())
+    assert not isinstance(raised.value, OutOfTimeError)

@@ -1,0 +1,82 @@
+"""Limit the time of user code, even of code that ignores its cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+_CLEANUP_SECONDS = 30.0
+"""Seconds that a cancelled call has to release what it holds."""
+
+
+class OutOfTimeError(TimeoutError):
+    """A call was cancelled at its time limit, in contrast to a `TimeoutError` of its own."""
+
+
+async def within(seconds: float, call: Awaitable[R]) -> R:
+    """Await `call`, and cancel it after `seconds`. Raises `OutOfTimeError`.
+
+    A cancelled call may clean up. If it has not ended `_CLEANUP_SECONDS` later, it is closed at the point where it
+    waits: a loop that catches every exception would otherwise never end.
+    """
+    timeout = asyncio.timeout(seconds)
+    try:
+        async with timeout:
+            return await _until(timeout.expired, _coroutine(call))
+    except TimeoutError as error:
+        if timeout.expired():
+            raise OutOfTimeError(f"it took longer than {max(seconds, 0.0):.3g} s") from error
+        raise
+
+
+async def _coroutine(call: Awaitable[R]) -> R:
+    return await call
+
+
+@types.coroutine
+def _until(is_over: Callable[[], bool], coroutine: Coroutine[Any, Any, R]) -> Generator[Any, Any, R]:
+    """Run a coroutine in the current task. If it still waits when the time is over, only let it clean up."""
+    try:
+        waits_for = coroutine.send(None)
+        while True:
+            try:
+                value = yield waits_for
+            except BaseException as error:  # a cancellation, which belongs to the coroutine
+                waits_for = coroutine.throw(error)
+                if is_over():
+                    break
+            else:
+                waits_for = coroutine.send(value)
+    except StopIteration as done:
+        result: R = done.value
+        return result
+    return (yield from _clean_up(coroutine, waits_for).__await__())
+
+
+async def _clean_up(coroutine: Coroutine[Any, Any, R], waits_for: Any) -> R:
+    """Continue a cancelled coroutine for a limited time, and then close it. Raises `CancelledError` if it was closed.
+
+    This waits beside the coroutine instead of in it, because it may wait for a task that ignores cancellation.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _CLEANUP_SECONDS
+    try:
+        while (left := end - loop.time()) > 0:
+            if waits_for is None:  # as in sleep(0)
+                await asyncio.sleep(0)
+            elif not (await asyncio.wait({waits_for}, timeout=left))[0]:
+                break
+            try:
+                waits_for = coroutine.send(None)
+            except StopIteration as done:
+                result: R = done.value
+                return result
+    finally:
+        with suppress(Exception):  # user code may raise at its end, or refuse to end
+            coroutine.close()
+    raise asyncio.CancelledError
