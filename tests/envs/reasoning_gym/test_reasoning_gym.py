@@ -133,7 +133,7 @@ def test_a_row_of_another_version_fails_instead_of_being_judged(package):
             "`config` of the data set 'gcd' has seed, which would",
         ),
         ({"datasets": {"gcd": {"weight": -1}}}, "`weight` of the data set 'gcd' must be a number above 0, got int -1"),
-        ({"datasets": "gcd", "level": 1.5}, "`level` of the data set 'gcd' must be an integer of at least 0"),
+        ({"datasets": {"gcd": {"level": 1.5}}}, "`level` of the data set 'gcd' must be an integer of at least 0"),
         ({"datasets": "leg_counting", "level": 99}, "leg_counting has no level 99: its highest is 35"),
         ({"datasets": []}, "is empty"),
         ({"datasets": "chain_sum", "size": 0}, "must be at least 1"),
