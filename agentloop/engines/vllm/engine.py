@@ -120,7 +120,16 @@ class VllmEngine(Engine):
     async def start(self) -> None:
         """Start vLLM, which takes 20 s or more. Raises `UserError` if it cannot start."""
         assert self.llm is None, "start is called once"
-        self.llm = await asyncio.to_thread(self._launcher.launch)
+        launching = asyncio.ensure_future(asyncio.to_thread(self._launcher.launch))
+        try:
+            self.llm = await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            # The thread goes on, and its engine core would keep this process from ending.
+            await asyncio.wait({launching})
+            if launching.exception() is None:
+                self.llm = launching.result()
+            await self.close()
+            raise
         missing = missing_attributes(self.llm)
         if missing:
             await self.close()

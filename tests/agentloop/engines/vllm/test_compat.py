@@ -1,7 +1,10 @@
 """The installed vLLM has the names that the adapter uses; errors explain unusable options."""
 
+import asyncio
 import importlib
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,3 +94,23 @@ def test_weights_are_checked_against_the_checkpoint():
         check_names({"a": (2, 3)}, model)
     with pytest.raises(EngineError, match=r"a \(3, 2\) instead of \(2, 3\)"):
         check_names({"a": (3, 2), "b": (4,)}, model)
+
+
+async def test_an_engine_that_is_cancelled_while_it_starts_is_shut_down(tmp_path):
+    launching, goes_on, stopped = threading.Event(), threading.Event(), []
+
+    def launch():
+        launching.set()
+        goes_on.wait(60)
+        return SimpleNamespace(errored=True, shutdown=stopped.append)
+
+    engine = VllmEngine(tmp_path)
+    engine._launcher = SimpleNamespace(launch=launch, sockets=SimpleNamespace(remove=lambda: None))
+    starting = asyncio.create_task(engine.start())
+    await asyncio.to_thread(launching.wait, 60)
+    starting.cancel()
+    await asyncio.sleep(0)
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert len(stopped) == 1
