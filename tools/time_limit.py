@@ -24,10 +24,16 @@ async def within(seconds: float, call: Awaitable[R]) -> R:
     A cancelled call may clean up. If it has not ended `_CLEANUP_SECONDS` later, it is closed at the point where it
     waits: a loop that catches every exception would otherwise never end.
     """
+    coroutine = call if asyncio.iscoroutine(call) else _coroutine(call)
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration as done:  # without a wait it needs no timer
+        result: R = done.value
+        return result
     timeout = asyncio.timeout(seconds)
     try:
         async with timeout:
-            return await _until(timeout.expired, _coroutine(call))
+            return await _until(timeout.expired, coroutine, waits_for)
     except TimeoutError as error:
         if timeout.expired():
             raise OutOfTimeError(f"it took longer than {max(seconds, 0.0):.3g} s") from error
@@ -39,10 +45,9 @@ async def _coroutine(call: Awaitable[R]) -> R:
 
 
 @types.coroutine
-def _until(is_over: Callable[[], bool], coroutine: Coroutine[Any, Any, R]) -> Generator[Any, Any, R]:
-    """Run a coroutine in the current task. If it still waits when the time is over, only let it clean up."""
+def _until(is_over: Callable[[], bool], coroutine: Coroutine[Any, Any, R], waits_for: Any) -> Generator[Any, Any, R]:
+    """Continue a coroutine in the current task. If it still waits when the time is over, only let it clean up."""
     try:
-        waits_for = coroutine.send(None)
         while True:
             try:
                 value = yield waits_for

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,14 @@ class _ReadRow(dict[str, Any]):
 def play(setup: RolloutSetup, model: Path, *, longest: int) -> Played:
     """Play one scripted episode on the first row, and on the first row with each other set of columns.
 
+    These are rows of data.train, and of data.eval if the run evaluates.
     The script calls the first tool once with sample arguments, and then answers; `model` is the folder of the
     tokenizer. Raises `UserError` if an episode fails, as real episodes on such rows would.
     """
-    chosen = list(_first_of_each_kind(setup.train))
-    rows = [_ReadRow(setup.train[index]) for index in chosen]
+    evaluated = setup.eval if setup.config.eval.every else ()
+    splits = chain((("data.train", row) for row in setup.train), (("data.eval", row) for row in evaluated))
+    chosen = list(_first_of_each_kind(splits))
+    rows = [_ReadRow(row) for _, row in chosen]
     limits = replace(setup.config.limits, max_turns=min(setup.config.limits.max_turns, _MOST_TURNS))
     make_env = partial(_make_env, setup)
     short = replace(setup, train=list(rows), config=setup.config.replace(limits=limits), make_env=make_env)
@@ -97,8 +101,8 @@ def play(setup: RolloutSetup, model: Path, *, longest: int) -> Played:
 
     engine = engines.create("scripted", script=script, max_model_len=longest, model=str(model))
     trajectories = asyncio.run(_play(LocalWorkers(short, engine), requests))
-    for index, trajectory in zip(chosen, trajectories, strict=True):
-        _check(trajectory, setup, setup.train[index])
+    for (split, row), trajectory in zip(chosen, trajectories, strict=True):
+        _check(trajectory, setup, split, row)
     return _report(setup, trajectories, rows)
 
 
@@ -127,18 +131,18 @@ async def _play(workers: LocalWorkers, requests: Sequence[RolloutRequest]) -> li
         await workers.close()
 
 
-def _first_of_each_kind(rows: Sequence[Row]) -> Iterator[int]:
+def _first_of_each_kind(rows: Iterable[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
     seen: set[frozenset[str]] = set()
-    for index, row in enumerate(rows):
+    for split, row in rows:
         if (kind := frozenset(row)) not in seen and len(seen) < _MOST_KINDS:
             seen.add(kind)
-            yield index
+            yield split, row
 
 
-def _check(trajectory: Trajectory, setup: RolloutSetup, row: Row) -> None:
+def _check(trajectory: Trajectory, setup: RolloutSetup, split: str, row: Row) -> None:
     """Raise `UserError` if the episode failed."""
     error = trajectory.error or "it has no reward"
-    where = f"A scripted episode on row {row['id']!r}"
+    where = f"A scripted episode on row {row['id']!r} of {split}"
     if trajectory.failures.get(FailureKind.JUDGE):
         columns = f"Correct the reward or the rows: this row has the columns {', '.join(sorted(row))}."
         judge = f"reward {setup.config.env.reward}" if setup.reward else f"environment {setup.config.env.factory}"

@@ -88,7 +88,14 @@ def test_a_reward_that_reads_a_missing_column(sums, refused):
 
 def test_rows_without_the_column_are_found_behind_the_first(sums, refused):
     error = refused(*rows(sums, {"prompt": "a", "answer": 1}, {"prompt": "b"}))
-    assert "row '1' could not be scored" in error
+    assert "row '1' of data.train could not be scored" in error
+
+
+def test_rows_of_an_evaluation_need_the_column_too(sums, refused, dry_run):
+    (sums / "held_out.jsonl").write_text('{"prompt": "b"}\n')
+    data = (f"data.eval={sums}/held_out.jsonl", "data.eval_options={}")
+    assert "row '0' of data.eval could not be scored" in refused(*data, "eval.every=1")
+    assert dry_run(*data, "eval.every=0")[0] == 0
 
 
 @pytest.mark.parametrize(
