@@ -211,5 +211,5 @@ def blaming(what: str) -> Iterator[None]:
         yield
     except AgentLoopError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{what}: {raised(error)}.") from error

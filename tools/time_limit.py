@@ -1,4 +1,4 @@
-"""Limit the time of user code, even of code that ignores its cancellation."""
+"""Limit the time of user code, even of code that ignores its cancellation, and keep it from ending the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def within(seconds: float, call: Awaitable[R]) -> R:
     """Await `call`, and cancel it after `seconds`. Raises `OutOfTimeError`.
 
     A cancelled call may clean up. If it has not ended `_CLEANUP_SECONDS` later, it is closed at the point where it
-    waits: a loop that catches every exception would otherwise never end.
+    waits: a loop that catches every exception would otherwise never end. A `SystemExit` becomes a `RuntimeError`.
     """
     coroutine = call if asyncio.iscoroutine(call) else _coroutine(call)
     try:
@@ -38,6 +38,9 @@ async def within(seconds: float, call: Awaitable[R]) -> R:
         if timeout.expired():
             raise OutOfTimeError(f"it took longer than {max(seconds, 0.0):.3g} s") from error
         raise
+    except SystemExit as error:  # it would end the event loop
+        called = RuntimeError(f"it called sys.exit({error.code!r})")
+        raise called.with_traceback(error.__traceback__) from None
 
 
 async def _coroutine(call: Awaitable[R]) -> R:

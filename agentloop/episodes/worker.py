@@ -89,7 +89,7 @@ class RolloutWorker:
         """Wait for a slot, and return the environment if it was prepared meanwhile."""
         env = None
         if self._prepares and self._slots.locked():
-            with suppress(Exception):  # the episode tries again, and its trajectory has the error
+            with suppress(Exception, SystemExit):  # the episode tries again, and its trajectory has the error
                 env = self._make_env(request)
         try:
             if env is not None:
@@ -107,7 +107,7 @@ class RolloutWorker:
             env = env or self._make_env(request)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             trajectory.stop_reason = StopReason.ENV_ERROR
             trajectory.count(FailureKind.ENV)
             trajectory.error = f"the environment cannot be created: {raised(error)}"

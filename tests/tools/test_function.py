@@ -117,4 +117,4 @@ async def test_exception_in_a_thread_becomes_the_result():
         """Break."""
         raise SystemExit("out")
 
-    assert (await run(broken, {})).content == "SystemExit: out"
+    assert (await run(broken, {})).content == "RuntimeError: it called sys.exit('out')"

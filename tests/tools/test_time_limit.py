@@ -1,8 +1,10 @@
 import asyncio
 import contextlib
+import sys
 
 import pytest
 
+from agentloop.errors import raised
 from agentloop.tools import time_limit
 from agentloop.tools.time_limit import OutOfTimeError, within
 
@@ -58,3 +60,14 @@ async def test_timeouts_of_the_code_itself_are_its_own():
     with pytest.raises(TimeoutError, match="of the code") as raised:
         await within(10, retries())
     assert not isinstance(raised.value, OutOfTimeError)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_code_that_calls_exit_does_not_end_the_event_loop(waits):
+    async def leaves():
+        await (asyncio.to_thread(sys.exit, 3) if waits else asyncio.sleep(0))
+        sys.exit(3)
+
+    with pytest.raises(RuntimeError, match=r"it called sys.exit\(3\)") as raised_error:
+        await within(10, leaves())
+    assert "test_time_limit.py" in raised(raised_error.value)

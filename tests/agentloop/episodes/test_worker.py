@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
 from agentloop import AgentLoop, Env, Observation, StopReason
 from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.episodes.worker import RolloutWorker
@@ -152,13 +154,14 @@ def test_prepared_environments_are_closed_when_a_group_is_cancelled(renderer, id
     assert Quiz.in_flight == 0
 
 
-def test_an_environment_that_cannot_be_made_early_fails_its_own_episode(renderer, ids_of):
+@pytest.mark.parametrize("error", [ValueError("no such quiz"), SystemExit("no such quiz")])
+def test_an_environment_that_cannot_be_made_early_fails_its_own_episode(renderer, ids_of, error):
     made = []
 
     def make(request):
         made.append(request.group_id)
         if request.group_id == "bad":
-            raise ValueError("no such quiz")
+            raise error
         return Prepared(request.group_id)
 
     Prepared.prepared = []
@@ -166,5 +169,5 @@ def test_an_environment_that_cannot_be_made_early_fails_its_own_episode(renderer
     worker = RolloutWorker(loop, make, max_concurrency=1, prepare_ahead=1)
     good, bad = asyncio.run(play_all(worker, [request("good", n=1), request("bad", n=1)]))
     assert good.trajectories[0].stop_reason is StopReason.COMPLETED
-    assert "the environment cannot be created: ValueError: no such quiz" in bad.trajectories[0].error
+    assert f"the environment cannot be created: {type(error).__name__}: no such quiz" in bad.trajectories[0].error
     assert made == ["good", "bad", "bad"]

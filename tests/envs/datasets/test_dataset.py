@@ -186,6 +186,15 @@ def test_function_in_a_file_receives_the_options(tmp_path):
         load_dataset(f"{tmp_path}/tasks.py:make", options={"nmu": 3})
 
 
+def test_function_or_file_that_calls_exit_is_named(tmp_path):
+    (tmp_path / "tasks.py").write_text("import sys\n\n\ndef make():\n    sys.exit(0)\n")
+    with pytest.raises(UserError, match=r"failed: SystemExit: 0 \(tasks.py, line 5\)"):
+        load_dataset(f"{tmp_path}/tasks.py:make")
+    (tmp_path / "script.py").write_text("import sys\n\nsys.exit(0)\n")
+    with pytest.raises(UserError, match=r"SystemExit: 0 \(script.py, line 3\)"):
+        load_dataset(f"{tmp_path}/script.py:make")
+
+
 def test_option_of_a_wrong_type_is_refused(tmp_path):
     code = """
 from typing import Literal
