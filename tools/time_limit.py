@@ -25,13 +25,13 @@ async def within(seconds: float, call: Awaitable[R]) -> R:
     waits: a loop that catches every exception would otherwise never end. A `SystemExit` becomes a `RuntimeError`.
     """
     coroutine = call if asyncio.iscoroutine(call) else _coroutine(call)
-    try:
-        waits_for = coroutine.send(None)
-    except StopIteration as done:  # without a wait it needs no timer
-        result: R = done.value
-        return result
     timeout = asyncio.timeout(seconds)
     try:
+        try:
+            waits_for = coroutine.send(None)
+        except StopIteration as done:  # most calls of environments: without a wait they need no timer
+            result: R = done.value
+            return result
         async with timeout:
             return await _until(timeout.expired, coroutine, waits_for)
     except TimeoutError as error:

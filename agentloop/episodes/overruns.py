@@ -29,8 +29,6 @@ async def within_limit(stage: Stage, call: Awaitable[R], limits: Limits, traject
     seconds: float = getattr(limits, name)
     try:
         return await within(seconds, call)
-    except SystemExit as error:
-        raise RuntimeError(f"it called sys.exit({error.code!r})").with_traceback(error.__traceback__) from error
     except OutOfTimeError as error:
         metric = f"{OVERRUNS}{stage}"
         trajectory.metrics[metric] = trajectory.metrics.get(metric, 0.0) + 1.0
