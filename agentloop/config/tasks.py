@@ -67,7 +67,7 @@ class SourceConfig(Config):
     """A dataset: a file, a folder or a function."""
     name: str = ""
     """Name in the metrics; empty: the name of the file or function."""
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    weight: float = Field(default=1.0, gt=0)
     """Share of the tasks, relative to the weights of the other sources."""
     options: ConfigOptions = Field(default_factory=dict)
     """Arguments of the function in `source`."""

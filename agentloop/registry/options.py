@@ -13,9 +13,9 @@ from agentloop.registry.named_objects import name_of
 
 
 class Config(BaseModel):
-    """Strict and frozen: an unknown key is an error. Attribute docstrings document the keys."""
+    """Strict and frozen: an unknown key and an infinite number are errors. Attribute docstrings document the keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     def __init__(self, /, **values: Any) -> None:
         """Create the section. Raises `UserError`; `model_validate` raises pydantic's `ValidationError`."""

@@ -25,7 +25,7 @@ class RewardTerm(Config):
 
     name: ConfigPath
     """Built-in reward, or 'file.py:name' / 'package.module:name'."""
-    weight: float = Field(default=1.0, allow_inf_nan=False)
+    weight: float = 1.0
     """Factor of the reward in the sum."""
     options: ConfigOptions = Field(default_factory=dict)
     """Keyword arguments of the reward."""
