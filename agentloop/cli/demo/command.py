@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -38,27 +39,27 @@ def demo(
     """
     from rich.console import Console
 
-    from agentloop.api.recipe import new_folder
+    from agentloop.api.recipe import claimed_folder
     from agentloop.cli.demo.plot import plot
     from agentloop.cli.demo.report import print_examples, print_summary, write_summary
 
     console = Console(soft_wrap=False)
     started = time.perf_counter()
-    folder = folder or new_folder(RECIPE, "-demo")
     overrides = [*([_VLLM_OPTIONS, "engine.name=vllm"] if engine == "vllm" else []), *(overrides or [])]
     if steps is not None:
         # The learning rate schedule, warm-up included, has one update per step.
         warmup = f"learner.warmup_updates={min(4, steps // 2)}"
         overrides += [f"run.steps={steps}", f"eval.every={steps}", warmup]
-    if from_scratch:
-        overrides.append(f"model={_warmed_up(folder)}")
-    runs = [_run(folder, seed, overrides, console) for seed in range(seeds)]
-    curve = plot(runs, folder / "curve.png")
-    write_summary(runs, folder / "summary.json")
-    print_examples(console, runs)
-    print_summary(console, runs, seconds=time.perf_counter() - started)
-    for name, path in {"curve": curve, "run folder": folder}.items():
-        console.print(f"{name:10} {path.resolve()}", markup=False, highlight=False, soft_wrap=True)
+    with nullcontext(folder) if folder else claimed_folder(RECIPE, "-demo") as place:
+        if from_scratch:
+            overrides.append(f"model={_warmed_up(place)}")
+        runs = [_run(place, seed, overrides, console) for seed in range(seeds)]
+        curve = plot(runs, place / "curve.png")
+        write_summary(runs, place / "summary.json")
+        print_examples(console, runs)
+        print_summary(console, runs, seconds=time.perf_counter() - started)
+        for name, path in {"curve": curve, "run folder": place}.items():
+            console.print(f"{name:10} {path.resolve()}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(folder: Path, seed: int, overrides: list[str], console: Console) -> SeedRun:
