@@ -39,6 +39,6 @@ def workers(
         )
     WorkerCount.request(run / FILE, count, config["workers"]["count"])
     print(
-        f"Requested {count} workers for the run in {run}. If there is no room for them, its output says so. Otherwise "
-        "its next metrics report them (workers/alive, workers/draining)."
+        f"Requested {count} workers for the run in {run}. If they do not fit, the run's output says so. Otherwise its "
+        "next metrics count them (workers/alive, workers/draining)."
     )

@@ -39,5 +39,6 @@ def check_players(rows: Iterable[Row], make_program: Callable[[Row], Any]) -> No
 
 def _check_folder(model: object) -> None:
     """Raise `UserError` for the path of a folder that does not exist; other texts may be names of a hub."""
-    if isinstance(model, str) and Path(model).expanduser().is_absolute() and not Path(model).expanduser().is_dir():
-        raise UserError(f"There is no model folder {model} for a player: correct `model` in its options.")
+    folder = Path(model).expanduser() if isinstance(model, str) else None
+    if folder is not None and folder.is_absolute() and not folder.is_dir():
+        raise UserError(f"There is no model folder {model} for a player. Correct `model` in the player's options.")

@@ -21,9 +21,7 @@ def test_only_a_run_that_is_running_gets_another_number_of_workers(tmp_path):
     with locked(run):
         result = CliRunner().invoke(app, ["workers", str(run), "3"])
     assert result.exit_code == 0
-    assert result.output.startswith(
-        f"Requested 3 workers for the run in {run}. If there is no room for them, its output"
-    )
+    assert result.output.startswith(f"Requested 3 workers for the run in {run}. If they do not fit, the run's output")
     assert (run / "workers").read_text() == "3 instead of 2\n"
     (run / "workers").unlink()
     error = CliRunner().invoke(app, ["workers", str(run), "3"]).exception
