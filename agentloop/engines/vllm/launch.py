@@ -26,11 +26,10 @@ ENVIRONMENT = {
 _CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 """Variable with the GiB of keys and values on CPUs. vLLM prefers it to the engine's argument."""
 _CPU_CACHE_GIB = 2
-_FP8 = {
-    # One scale for each row of a weight and for each token. The reload of vLLM rounds new weights again.
-    "quantization": "fp8_per_channel",
-    "quantization_config": {"ignore": [r"re:.*\.gate$"]},  # routers of experts
-}
+_FP8 = "fp8_per_channel"
+"""One scale for each row of a weight and for each token. The reload of vLLM rounds new weights again."""
+_ROUTERS = r"re:.*\.gate$"
+"""Layers that choose experts. They are not rounded to FP8."""
 
 _MAMBA2 = {"bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"}
 """Families with Mamba-2. On CPUs its kernel returns no states for the prefix cache, so that prompts longer than a block
@@ -121,7 +120,9 @@ class VllmLauncher:
             args |= start_arguments(known, self._max_pixels, on_cpu=current_platform.is_cpu())
         args |= self._given
         if args.get("quantization") == "fp8":
-            args |= _FP8
+            given = args.get("quantization_config") or {}
+            args["quantization"] = _FP8
+            args["quantization_config"] = {**given, "ignore": [*given.get("ignore", ()), _ROUTERS]}
         self.takes_grammars = not args["skip_tokenizer_init"]
         if self._sleeps:
             args["enable_sleep_mode"] = True

@@ -37,3 +37,9 @@ def test_vllm_chooses_the_executor_elsewhere(arguments, given):
 def test_an_engine_that_shares_its_gpu_counts_its_own_memory(arguments):
     assert arguments()["worker_cls"].endswith("SharingWorker")
     assert "worker_cls" not in arguments(on_cpu=True)
+
+
+def test_layers_can_be_left_out_of_fp8(arguments):
+    ignored = arguments(quantization="fp8", quantization_config={"ignore": ["model.layers.0.mlp.down_proj"]})
+    assert ignored["quantization_config"] == {"ignore": ["model.layers.0.mlp.down_proj", r"re:.*\.gate$"]}
+    assert arguments(quantization="fp8")["quantization_config"] == {"ignore": [r"re:.*\.gate$"]}
