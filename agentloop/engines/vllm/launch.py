@@ -31,6 +31,13 @@ _FP8 = "fp8_per_channel"
 _ROUTERS = r"re:.*\.gate$"
 """Layers that choose experts. They are not rounded to FP8."""
 
+_GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, 2049, 64))
+"""Numbers of tokens in a step for which CUDA graphs are captured, as far as a step may have them.
+
+vLLM alone stops at 512. With many episodes in flight a turn begins in almost every step, so steps have more tokens, and
+without a graph Python starts each kernel of each layer."""
+_GRAPH_OPTIONS = ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
+
 _MAMBA2 = {"bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"}
 """Families with Mamba-2. On CPUs its kernel returns no states for the prefix cache, so that prompts longer than a block
 fail (vLLM 0.32)."""
@@ -133,11 +140,23 @@ class VllmLauncher:
             if args["tensor_parallel_size"] == args.get("pipeline_parallel_size", 1) == 1:
                 # A process for the model, beside that of the scheduler. In one process they wait for each other.
                 args.setdefault("distributed_executor_backend", "mp")
+            if "cudagraph_capture_sizes" in known and not _chooses_graphs(args):
+                args["cudagraph_capture_sizes"] = list(_GRAPH_SIZES)
             if self._shares_gpu:
                 args.setdefault("worker_cls", "agentloop.engines.vllm.gpu_sharing.SharingWorker")
         if args["enforce_eager"] is None:
             args["enforce_eager"] = current_platform.is_cpu()
         return args
+
+
+def _chooses_graphs(args: Mapping[str, Any]) -> bool:
+    """Return whether given arguments say which CUDA graphs to capture."""
+    compilation = args.get("compilation_config")
+    if compilation is None:
+        compilation = {}
+    return not isinstance(compilation, Mapping) or any(
+        name in given for given in (args, compilation) for name in _GRAPH_OPTIONS
+    )
 
 
 def _family(model: str) -> str:

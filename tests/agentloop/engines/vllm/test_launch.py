@@ -19,7 +19,7 @@ def arguments(tmp_path, monkeypatch):
         monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: on_cpu)
         given = {"enforce_eager": None, "tensor_parallel_size": 1} | given
         launcher = VllmLauncher(str(tmp_path), given, shares_gpu=True, sleeps=False, max_pixels=None)
-        return launcher._arguments(set())
+        return launcher._arguments({"cudagraph_capture_sizes"})
 
     return arguments
 
@@ -43,3 +43,23 @@ def test_layers_can_be_left_out_of_fp8(arguments):
     ignored = arguments(quantization="fp8", quantization_config={"ignore": ["model.layers.0.mlp.down_proj"]})
     assert ignored["quantization_config"] == {"ignore": ["model.layers.0.mlp.down_proj", r"re:.*\.gate$"]}
     assert arguments(quantization="fp8")["quantization_config"] == {"ignore": [r"re:.*\.gate$"]}
+
+
+def test_steps_in_which_turns_begin_have_graphs(arguments):
+    sizes = arguments()["cudagraph_capture_sizes"]
+    assert sizes == sorted(set(sizes))
+    assert (sizes[0], sizes[-1]) == (1, 2048)
+    assert arguments(compilation_config={"cudagraph_mode": "FULL"})["cudagraph_capture_sizes"] == sizes
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_cudagraph_capture_size": 64},
+        {"compilation_config": {"cudagraph_capture_sizes": [8]}},
+        {"compilation_config": 0},
+        {"on_cpu": True},
+    ],
+)
+def test_given_graphs_are_kept(arguments, given):
+    assert "cudagraph_capture_sizes" not in arguments(**given)
