@@ -94,4 +94,42 @@ async def test_tied_head_follows_the_embedding(tmp_path):
         await engine.close()
 
 
+async def test_one_graph_for_each_step_computes_the_same(tmp_path):
+    """Turns that begin while others run share steps with them. vLLM's default captures such steps layer by layer."""
+    model = _tests.random_model().bfloat16()
+    model.save_pretrained(tmp_path)
+    reference = _tests.random_model().bfloat16().float()
+    errors = {}
+    for mode in ("FULL_AND_PIECEWISE", "FULL"):
+        engine = _tests.VllmEngine(
+            tmp_path, max_model_len=_tests.LONGEST, max_num_seqs=64, gpu_memory_utilization=0.3,
+            kv_cache_memory_bytes=1 << 30, compilation_config={"cudagraph_mode": mode},
+        )  # fmt: skip
+        await engine.start()
+        try:
+            errors[mode] = await _error(engine, reference)
+        finally:
+            await engine.close()
+    assert errors["FULL"] < 1.2 * errors["FULL_AND_PIECEWISE"] + 1e-3, errors
+
+
+async def _error(engine, reference):
+    """Return the mean error of log-probabilities in episodes of three turns that do not begin together."""
+    rng = np.random.default_rng(0)
+
+    async def episode(number, prompt):
+        await asyncio.sleep(0.005 * number)
+        gaps = []
+        for turn in range(3):
+            params = _tests.SamplingParams(max_tokens=int(rng.integers(1, 12)), seed=number)
+            got = await engine.generate(prompt, params, trajectory_id=f"e{number}-{turn}")
+            expected = _tests.reference(reference, prompt, got.ids)[range(len(got.ids)), list(got.ids)]
+            gaps.append(np.abs(np.asarray(got.logprobs) - expected.numpy()).mean())
+            prompt = [*prompt, *got.ids, *rng.integers(0, _tests.VOCABULARY, rng.integers(1, 60)).tolist()]
+        return float(np.mean(gaps))
+
+    prompts = _tests.prompts_of(100, low=3, high=250)
+    return float(np.mean(await asyncio.gather(*(episode(k, prompt) for k, prompt in enumerate(prompts)))))
+
+
 globals().update({name: test for name, test in vars(_tests).items() if name.startswith("test_")})
