@@ -13,8 +13,8 @@ episode has. So each turn finds the prefix of the turn before in the cache, as i
 
 `--in-flight` episodes run at a time, on all engines together, or on each with `--on-each`. With `--mps` the engines
 share the GPU through NVIDIA's Multi-Process Service. `loop_us` is processor time of the process with the agent loops,
-`core_us` that of the engine cores, both in microseconds for each turn. With `--py-spy FOLDER` the stacks of both
-processes are recorded in another run of `loops`, which does not count.
+`core_us` that of the engine cores, both in microseconds for each turn. With `--py-spy FOLDER` the stacks of all
+processes are recorded in another run of `loops`, which does not count; the result says how often a function was found.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ from benchmarks.rollout.in_flight import episodes_of, window
 _REPLIES = Path(__file__).parent / "replies.py"
 _MAX_TURN_TOKENS = 16
 _SPY_SECONDS = 4
+_SPY_RATE = 200
 _names = itertools.count()
 
 
@@ -166,13 +168,29 @@ def spied(folder: Path) -> Iterator[None]:
     processes = {"loop": psutil.Process()} | {f"core{child.pid}": child for child in _children() if _is_core(child)}
     spies = []
     for name, process in processes.items():
+        rate = ["--rate", str(_SPY_RATE), "--duration", str(_SPY_SECONDS)]
         where = ["--pid", str(process.pid), "--format", "raw", "--output", str(folder / f"{name}.txt")]
-        spies.append(subprocess.Popen(["py-spy", "record", "--rate", "200", "--duration", str(_SPY_SECONDS), *where]))
+        spies.append(subprocess.Popen(["py-spy", "record", *rate, *where]))
     try:
         yield
     finally:
         for spy in spies:
             spy.wait()
+
+
+def stack_shares(folder: Path) -> dict[str, dict[str, float]]:
+    """Return for each recorded process the share of samples in which a function was on the stack, if 3% or more."""
+    found = {}
+    for path in sorted(folder.glob("*.txt")):
+        counts, total = Counter[str](), 0
+        for line in path.read_text().splitlines():
+            stack, _, count = line.rpartition(" ")
+            total += int(count)
+            for function in {frame.rpartition(":")[0] + ")" for frame in stack.split(";")}:
+                counts[function] += int(count)
+        if total > _SPY_SECONDS * _SPY_RATE / 2:  # the others are idle
+            found[path.stem] = {name: round(n / total, 3) for name, n in counts.most_common() if n >= 0.03 * total}
+    return found
 
 
 def processor_seconds() -> dict[str, float]:
@@ -252,6 +270,7 @@ async def measure(folder: Path, args: argparse.Namespace, write: Callable[[dict[
         if args.py_spy:
             with spied(args.py_spy):
                 await bench.run("loops", waves=args.waves)
+            write(head | summary(found) | {"stacks": stack_shares(args.py_spy)})
         if not found:
             raise TimeoutError(
                 f"The engines took longer to start than --seconds {args.seconds:g}: nothing is measured."
