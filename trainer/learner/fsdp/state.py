@@ -170,7 +170,8 @@ def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerC
     state = _without_repetitions(policy.model)
     dtype = saved_dtype(source, config.save_dtype)
     full = _gathered((name, value.to(dtype)) for name, value in lora.merged(policy.model, state.items()))
-    trained = _gathered((name, value) for name, value in state.items() if lora.is_adapter(name))
+    # peft has an adapter for each layer, also for layers with a common one.
+    trained = _gathered((name, value) for name, value in policy.model.state_dict().items() if lora.is_adapter(name))
     with Together(folder) as (target, is_first):
         if is_first:
             # transformers refuses to write some files that it reads, so that of the source is copied.
