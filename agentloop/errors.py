@@ -43,7 +43,7 @@ class UserError(AgentLoopError, ValueError):
 
 
 class WrongTypeError(UserError):
-    """An environment or a reward returned a value of a wrong type: a bug in its code, which ends the run."""
+    """Code of the user, such as a reward or a loss, returned a value of a wrong type: a bug, which ends the run."""
 
 
 class EpisodeError(AgentLoopError):

@@ -35,7 +35,7 @@ def test_two_gpus_compute_what_one_rank_on_a_cpu_does(name: str, folder: Path):
     from agentloop.trainer.learner.fsdp.learner import FsdpLearner
 
     step: Any = load_object(f"{_SCRIPT}:step", "function")
-    want = step(FsdpLearner(_CASES[name].config(folder, device="cpu")))
+    want = step(FsdpLearner(_CASES[name].config(folder, device="cpu")), _CASES[name])
     for rank in range(2):
         got = torch.load(folder / f"{name}-{rank}.pt", weights_only=True, map_location="cpu")
         for ours, theirs in zip(got["logprobs"], want["logprobs"], strict=True):

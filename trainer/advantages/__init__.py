@@ -9,6 +9,7 @@ from agentloop.trainer.advantages import gae, normalised, process, relative, sta
 from agentloop.trainer.advantages.base import (
     Advantage,
     AdvantageValue,
+    evaluate,
     get,
     group_advantages,
     names,
@@ -22,6 +23,7 @@ __all__ = [
     "Advantage",
     "AdvantageValue",
     "Outcome",
+    "evaluate",
     "gae",
     "get",
     "group_advantages",

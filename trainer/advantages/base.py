@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agentloop.errors import WrongTypeError, named, shown
 from agentloop.registry import options as registry_options
 from agentloop.registry.options import Config, NoOptions
 from agentloop.registry.registry import Registry, registering
@@ -72,13 +73,40 @@ def register(name: str) -> Callable[[RewardFn], RewardFn]:
     """
 
     def add(function: RewardFn) -> RewardFn:
+        def checked(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+            found: Any = function(rewards)
+            if np.shape(found) != rewards.shape:
+                raise WrongTypeError(
+                    f"{named(function)} returned {shown(found)} for {len(rewards)} rewards. Return one number for each."
+                )
+            return np.asarray(found, np.float64)
+
         def of_groups(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
-            return [list(relative(rewards_of(group), function)) for group in groups]
+            return [list(relative(rewards_of(group), checked)) for group in groups]
 
         register_outcomes(name)(of_groups)
         return function
 
     return add
+
+
+def evaluate(advantage: Advantage, groups: Sequence[Sequence[Outcome]], options: Config) -> list[list[AdvantageValue]]:
+    """Return the advantage of each outcome. Raises `WrongTypeError` if the user's function returned something else."""
+    found = advantage.function(groups, options)
+    if not isinstance(found, list) or list(map(len, found)) != list(map(len, groups)):
+        raise WrongTypeError(
+            f"{named(advantage.function)} returned {shown(found)} for {len(groups)} groups. Return a list for each "
+            "group, with an advantage for each outcome, in a list."
+        )
+    for group, values in zip(groups, found, strict=True):
+        for outcome, value in zip(group, values, strict=True):
+            if np.shape(value) not in ((), (outcome.num_sampled,)):
+                raise WrongTypeError(
+                    f"{named(advantage.function)} returned an advantage of shape {list(np.shape(value))} for an "
+                    f"outcome with {outcome.num_sampled} sampled tokens. Return one number, or an array with one for "
+                    "each token."
+                )
+    return found
 
 
 def get(name: str) -> Advantage:
@@ -105,7 +133,7 @@ def group_advantages(rewards: Sequence[float | None], name: str = "grpo") -> NDA
     advantage = get(name)
     known = np.array([reward is not None and np.isfinite(reward) for reward in rewards], dtype=np.bool_)
     group = [Outcome(Trajectory(reward=reward)) for reward, judged in zip(rewards, known, strict=True) if judged]
-    (values,) = advantage.function([group], parse_options(advantage, {}))
+    (values,) = evaluate(advantage, [group], parse_options(advantage, {}))
     advantages = np.full(len(rewards), np.nan)
     advantages[known] = values
     return advantages

@@ -72,7 +72,7 @@ def judge(
     assert greedy is not None or not advantage.needs_greedy, "each task needs a greedy episode"
     judged = [[trajectory for trajectory in group if is_judged(trajectory)] for group in groups]
     outcomes = _outcomes(judged, greedy or (), algorithm, models or TokenModels())
-    values = _advantages(lambda shown: advantage.function(shown, options), outcomes)
+    values = _advantages(lambda shown: advantages.evaluate(advantage, shown, options), outcomes)
     episodes = [episode for group in outcomes for episode in group]
     return [
         JudgedStream(outcome, number, values[id(outcome)])

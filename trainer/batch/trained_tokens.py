@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentloop.errors import WrongTypeError, named, shown
 from agentloop.trainer.batch.train_batch import Sample
 
 if TYPE_CHECKING:
@@ -121,6 +122,22 @@ class TrainedTokens:
     def spread(self, values: Tensor) -> Tensor:
         """Return `values` [num_sequences] repeated for each token of the trajectory, [num_trained]; differentiable."""
         return values[self.sequences]
+
+
+def check_per_token(values: object, logprobs: Tensor, function: Callable[..., Any], what: str) -> None:
+    """Raise `WrongTypeError` unless `function` returned `values` with one entry per token, as `logprobs` has.
+
+    Otherwise a scalar would be broadcast, and the loss would depend on how the batch is split.
+    """
+    import torch
+
+    if isinstance(values, torch.Tensor) and values.shape == logprobs.shape:
+        return
+    found = f"a tensor of shape {list(values.shape)}" if isinstance(values, torch.Tensor) else shown(values)
+    raise WrongTypeError(
+        f"{named(function)} returned {found} as the {what} of {len(logprobs)} tokens. Return a tensor with one entry "
+        "for each token, without averaging them: learner.aggregation does that."
+    )
 
 
 def _ages(sample: Sample) -> NDArray[np.int32]:

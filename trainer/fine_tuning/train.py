@@ -20,7 +20,7 @@ from agentloop.trainer.fine_tuning.examples import Examples
 from agentloop.trainer.fine_tuning.run import FineTuningRun, Player
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.learners import create
-from agentloop.trainer.run.model_folder import locate_model
+from agentloop.trainer.run.model_folder import check_same_tokens, locate_model
 from agentloop.trainer.run.starting import start
 from agentloop.trainer.run.steps import open_training
 from agentloop.trainer.run.train import resolve_run
@@ -62,11 +62,15 @@ class FineTuning:
 
 
 def _reference(config: FineTuningConfig, model: Path) -> Path | None:
-    """Return the folder of the reference model; None if the run needs none."""
+    """Return the folder of the reference model; None if the run needs none. Raises `UserError` if it is unusable."""
     given = config.learner.reference
     if given is None:
         return model if config.learner.loss == "dpo" else None
-    return model if given == config.model else locate_model(given)
+    if given == config.model:
+        return model
+    folder = locate_model(given)
+    check_same_tokens(folder, model, "learner.reference")
+    return folder
 
 
 def _player(

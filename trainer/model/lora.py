@@ -78,8 +78,8 @@ def add_adapters(
 ) -> None:
     """Freeze `model`, and give linear layers and experts inside `layers` an adapter in `dtype`, the same on every rank.
 
-    Raises `UserError` if a target is neither the name of a linear layer nor of a weight of experts, or for targets
-    `all` in a model whose experts cannot have adapters.
+    Raises `UserError` if no layer can have an adapter, if a target is neither the name of a linear layer nor of a
+    weight of experts, or for targets `all` in a model whose experts cannot have adapters.
     """
     model.requires_grad_(False)
     inside = {id(module) for layer in layers for module in layer.modules()}
@@ -90,6 +90,10 @@ def add_adapters(
     }
     experts = {name: module for name, module in adapters.experts_of(model).items() if id(module) in inside}
     kinds = sorted({name.rpartition(".")[2] for name in linear} | {n for e in experts.values() for n in weights_of(e)})
+    if not kinds:
+        raise UserError(
+            "learner.lora is set, but this model has no linear layer that adapters fit. Remove learner.lora."
+        )
     wanted = kinds if config.targets == "all" else list(config.targets)
     if config.targets == "all" and not experts and _has_experts(model):
         raise UserError(
@@ -101,10 +105,14 @@ def add_adapters(
             f"learner.lora.targets names {', '.join(unknown)}, which is not a linear layer of this model. Its linear "
             f"layers are {', '.join(kinds)}."
         )
+    of_weight: dict[Tensor, LoraLinear] = {}
     for name, module in linear.items():
         path, _, kind = name.rpartition(".")
         if kind in wanted:
             adapter = LoraLinear(module, config, dtype, seed=zlib.crc32(name.encode()) ^ seed)
+            # Layers with a common weight have a common adapter: merged, they have one weight again.
+            first = of_weight.setdefault(module.weight, adapter)
+            adapter.lora_a, adapter.lora_b = first.lora_a, first.lora_b
             setattr(model.get_submodule(path), kind, adapter)
     for name, holder in experts.items():
         for kind in weights_of(holder):

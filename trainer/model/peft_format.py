@@ -30,7 +30,8 @@ def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoraConfig, 
                 seen.append(parameter)
         else:
             linear.add(owner)
-            named[f"base_model.model.{owner}.{_NAMES[kind]}.weight"] = weight.contiguous()
+            # A copy, because safetensors refuses tensors that share memory.
+            named[f"base_model.model.{owner}.{_NAMES[kind]}.weight"] = weight.contiguous().clone()
     for parent, parameters in experts.items():
         for depth, parameter in enumerate(reversed(parameters)):
             # peft nests the adapters of one module: that of the last parameter is outermost.

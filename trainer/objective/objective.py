@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentloop.config.learner import LearnerConfig
-from agentloop.errors import UserError
+from agentloop.errors import UserError, WrongTypeError, named, shown
 from agentloop.trainer import corrections, losses
 from agentloop.trainer.batch.train_batch import Sample
-from agentloop.trainer.batch.trained_tokens import TrainedTokens
+from agentloop.trainer.batch.trained_tokens import TrainedTokens, check_per_token
 from agentloop.trainer.objective.kl import kl_estimate
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Objective:
         """
         config = self.config
         old = self._old_logprobs(logprobs, tokens)
-        token_loss, metrics = self.loss.function(logprobs, old, tokens, self.loss_options)
+        token_loss, metrics = self._token_loss(logprobs, old, tokens)
         metrics["entropy"] = entropy.detach()
         if self._corrections:
             weight = self._correction(old - tokens.rollout_logprobs, tokens)
@@ -121,8 +121,26 @@ class Objective:
         assert not self.needs_old_logprobs
         return logprobs.detach()  # with one update per batch, the current weights are the old weights
 
+    def _token_loss(
+        self, logprobs: Tensor, old_logprobs: Tensor, tokens: TrainedTokens
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss and its metrics. Raises `WrongTypeError` if the user's loss returned something else."""
+        function = self.loss.function
+        found: object = function(logprobs, old_logprobs, tokens, self.loss_options)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+            raise WrongTypeError(
+                f"{named(function)} returned {shown(found)}. Return a pair: the loss, a dict of metrics."
+            )
+        loss, metrics = found
+        check_per_token(loss, logprobs, function, "loss")
+        for name, values in metrics.items():
+            check_per_token(values, logprobs, function, f"metric {name!r}")
+        return loss, metrics
+
     def _correction(self, log_ratio: Tensor, tokens: TrainedTokens) -> Tensor:
         weight = log_ratio.new_ones(len(log_ratio))
         for part, options in self._corrections:
-            weight = weight * part.function(log_ratio.detach(), tokens, options)
+            found = part.function(log_ratio.detach(), tokens, options)
+            check_per_token(found, log_ratio, part.function, "weight")
+            weight = weight * found
         return weight

@@ -59,6 +59,33 @@ def teacher_folder(config: RunConfig, model: Path) -> Path | None:
     return folder
 
 
+def check_second_models(config: RunConfig, model: Path) -> None:
+    """Raise `UserError` if a model that the learner loads besides that in the folder `model` cannot read its tokens."""
+    second = {
+        "learner.reference": config.learner.reference,
+        "critic.model": config.critic.model,
+        "process_reward.model": config.process_reward.model,
+    }
+    for key, name in second.items():
+        if name is not None and name != config.model:
+            check_same_tokens(Path(name).expanduser(), model, key)
+
+
+def check_same_tokens(folder: Path, model: Path, key: str) -> None:
+    """Raise `UserError` if the model in `folder`, the value of `key`, has other ids for tokens of that in `model`.
+
+    A token that only one of them has, such as one that was added in fine-tuning, is not an error.
+    """
+    if folder == model or not (folder / "tokenizer.json").is_file() or not (model / "tokenizer.json").is_file():
+        return
+    theirs, ours = _vocabulary(folder), _vocabulary(model)
+    if other := [token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]]:
+        raise UserError(
+            f"{key} is {folder}, whose tokenizer has other ids than that of {model} for {len(other)} tokens, such as "
+            f"{min(other)!r}, so it would score the wrong tokens. Set {key} to a model with the same tokenizer."
+        )
+
+
 def _vocabulary(folder: Path) -> dict[str, int]:
     from tokenizers import Tokenizer
 

@@ -189,7 +189,9 @@ class Run(StepLoop):
             started = now()
             learned = await LEARNER.run(self.learner.step, batch)
             self._train_seconds = now() - started
-        if not self._engine_checked and staleness.get("staleness/max") == 0:
+        # While a critic warms up, the policy computes nothing that could be compared.
+        is_comparable = "logprob_diff" in learned and staleness.get("staleness/max") == 0
+        if is_comparable and not self._engine_checked:
             check_engine(learned, self.config, step=self.version + 1)
             self._engine_checked = True
         self.version += 1

@@ -12,7 +12,7 @@ from agentloop.episodes.setup import RolloutSetup
 from agentloop.trainer.batch.distillation import TeacherEndpoint
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
-from agentloop.trainer.run.model_folder import find_model, local_model, teacher_folder
+from agentloop.trainer.run.model_folder import check_second_models, find_model, local_model, teacher_folder
 from agentloop.trainer.run.run import Run
 from agentloop.trainer.run.starting import start
 from agentloop.trainer.run.steps import open_training
@@ -60,6 +60,7 @@ def resolve_run(config: RunConfig, folder: Path) -> tuple[ResolvedConfig, Rollou
     config, _ = placed(config)
     check_trainable(config)
     model = local_model(config)
+    check_second_models(config, model)
     setup = RolloutSetup.load(config, model)
     facts = Facts(
         model=model,

@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 def check_engine(learned: Mapping[str, float], config: RunConfig, *, step: int) -> None:
     """Compare log-probabilities of engine and learner in a step whose tokens were sampled with the learner's weights.
 
-    This is the first step of a run, or of a resumed one. `learned` are the metrics of `Learner.step`. Nothing is
-    compared if the loss does not read the log-probabilities of the engine, if sampling excludes tokens, which the
-    learner includes, or if the turns are scripted.
+    This is the first step of a run, or of a resumed one, that trains the policy. `learned` are the metrics of
+    `Learner.step`. Nothing is compared if the loss does not read the log-probabilities of the engine, if sampling
+    excludes tokens, which the learner includes, or if the turns are scripted.
 
     Raises `UserError` if the mean difference is above `run.max_logprob_diff`.
     """

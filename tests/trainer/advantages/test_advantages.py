@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.errors import UserError
+from agentloop.errors import UserError, WrongTypeError
 from agentloop.trainer import advantages
 from agentloop.trainer.advantages import Outcome, group_advantages
 from agentloop.trainer.advantages.base import discounted
@@ -261,3 +261,33 @@ def test_unknown_names_and_options_are_refused():
 def test_a_taken_name_is_refused():
     with pytest.raises(ValueError, match="already registered"):
         advantages.register("grpo")(lambda rewards: rewards)
+
+
+_RETURNED = {
+    "one group": lambda groups: [[0.0, 0.0]],
+    "one outcome": lambda groups: [[0.0] for _ in groups],
+    "None": lambda groups: None,
+    "too few tokens": lambda groups: [[np.zeros(1) for _ in group] for group in groups],
+}
+
+
+@pytest.mark.parametrize("returned", _RETURNED)
+def test_a_function_of_the_user_must_return_an_advantage_for_each_outcome(returned):
+    def mine(groups, options):
+        return _RETURNED[returned](groups)
+
+    advantage = replace(advantages.get("grpo"), function=mine)
+    groups = [[_outcome(1.0, [(2,)]), _outcome(0.0, [(2,)])]] * 2
+    with pytest.raises(WrongTypeError, match=r"^mine \(test_advantages.py, line \d+\) returned "):
+        advantages.evaluate(advantage, groups, advantage.options())
+
+
+@pytest.mark.parametrize("returned", [0.5, [1.0], [[1.0], [0.0]]])
+def test_a_function_of_rewards_must_return_a_number_for_each(returned):
+    def mine(rewards):
+        return returned
+
+    name = f"mine_{np.shape(returned)}"
+    advantages.register(name)(mine)
+    with pytest.raises(WrongTypeError, match=r"^mine .* for 2 rewards. Return one number for each.$"):
+        group_advantages([1.0, 0.0], name)

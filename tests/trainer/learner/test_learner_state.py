@@ -228,6 +228,18 @@ def test_a_hugging_face_folder_stands_on_its_own(tmp_path: Path):
     assert np.array_equal(again.logprobs(_batch(1).samples)[0], learner.logprobs(_batch(1).samples)[0])  # type: ignore[attr-defined]
 
 
+def test_the_generation_config_of_the_model_is_kept_also_if_transformers_calls_it_invalid(tmp_path: Path):
+    model = _save_tiny_qwen3(tmp_path / "model")
+    settings = model / "generation_config.json"
+    settings.write_text('{"temperature": 0.9, "top_p": 0.6, "eos_token_id": [1, 2]}')
+    learner = _learner(model)
+    learner.save_hf(tmp_path / "with")
+    assert (tmp_path / "with" / settings.name).read_text() == settings.read_text()
+    settings.unlink()
+    learner.save_hf(tmp_path / "without")
+    assert not (tmp_path / "without" / settings.name).exists()
+
+
 def test_tied_weights_are_written_once_in_every_precision(tmp_path: Path):
     config = LearnerConfig(model=str(_save_tiny_qwen3(tmp_path / "model")), device="cpu", save_dtype="bfloat16")
     learner = FsdpLearner(config)

@@ -17,6 +17,7 @@ from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import training_memory
 from agentloop.trainer.sizing.model_shape import ModelShape
 from agentloop.trainer.sizing.shapes import shape_of
+from tests.support.small_models import save_small_model
 from tests.support.tiny import random_batch as _batch
 
 LINEAR = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
@@ -87,6 +88,29 @@ def test_peft_loads_the_saved_adapter(tiny_qwen3, tmp_path: Path):
     with torch.no_grad():
         torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, atol=1e-5, rtol=1e-5)
         assert (merged(ids).logits - AutoModelForCausalLM.from_pretrained(model)(ids).logits).abs().max() > 1e-3
+
+
+def test_layers_with_a_common_weight_have_a_common_adapter(tmp_path: Path):
+    """Otherwise the merged model, which has the weight once, would compute something else than the learner."""
+    model = save_small_model("zamba", tmp_path / "model")
+    learner, batch = learner_of(model, lr=3e-2), _batch(6)
+    for _ in range(2):
+        learner.step(batch)
+    learner.save_hf(tmp_path / "out")
+    base = AutoModelForCausalLM.from_pretrained(model)
+    adapted = PeftModel.from_pretrained(base, str(tmp_path / "out" / "adapter"))
+    for loaded in (AutoModelForCausalLM.from_pretrained(tmp_path / "out"), adapted):
+        for sample, expected in zip(batch.samples, learner.logprobs(batch.samples), strict=True):
+            ids = torch.from_numpy(sample.token_ids).long()
+            with torch.no_grad():
+                log_p = loaded.eval()(input_ids=ids[None], use_cache=False).logits[0].log_softmax(-1)
+            found = log_p[:-1].gather(1, ids[1:, None])[:, 0][torch.from_numpy(sample.loss_mask[1:])]
+            np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_model_without_linear_layers_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="no linear layer that adapters fit"):
+        learner_of(save_small_model("gpt2", tmp_path))
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from agentloop.config.learner import LearnerConfig
-from agentloop.errors import UserError
+from agentloop.errors import UserError, WrongTypeError
 from agentloop.trainer import losses
 from agentloop.trainer.batch.train_batch import Sample
 from agentloop.trainer.batch.trained_tokens import TrainedTokens
@@ -195,3 +196,24 @@ def test_the_default_aggregation_is_that_of_the_paper():
     assert _objective().weights(samples).tolist() == [0.25, 0.25]
     assert _objective(loss="gspo").weights(samples).tolist() == pytest.approx([1 / 2, 1 / 6])
     assert _objective(loss="gspo", aggregation="token_mean").weights(samples).tolist() == [0.25, 0.25]
+
+
+_RETURNED = {
+    "a mean": lambda logprobs: (logprobs.mean(), {}),
+    "no metrics": lambda logprobs: logprobs,
+    "a number as metric": lambda logprobs: (logprobs, {"mine": 3.0}),
+    "a mean as metric": lambda logprobs: (logprobs, {"mine": logprobs.mean()}),
+}
+
+
+@pytest.mark.parametrize("returned", _RETURNED)
+def test_a_loss_of_the_user_must_return_tensors_of_all_tokens(returned):
+    """A mean would be broadcast to all tokens, so that the loss would depend on the micro-batches."""
+
+    def mine(logprobs, old_logprobs, tokens, options):
+        return _RETURNED[returned](logprobs)
+
+    objective = _objective()
+    objective.loss = replace(objective.loss, function=mine)
+    with pytest.raises(WrongTypeError, match=r"^mine \(test_objective.py, line \d+\) returned "):
+        objective(doubles([-1.0, -2.0]), doubles([0.0, 0.0]), tokens([2]))

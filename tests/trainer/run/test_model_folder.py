@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from huggingface_hub import errors
 from safetensors.numpy import save
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import Qwen3Config
 
-from agentloop.config.loading import validated
+from agentloop.config.loading import load_config, validated
 from agentloop.config.resolved import Facts, context_length, resolve
 from agentloop.config.rollout import LimitsConfig
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
-from agentloop.trainer.run.model_folder import find_model, local_model
+from agentloop.trainer.run.model_folder import check_second_models, find_model, local_model
 
 CONFIG = validated(RunConfig, {"model": "org/m", "data": {"train": "t"}, "env": {"reward": "exact"}}, "test")
 
@@ -100,6 +102,25 @@ def test_damaged_files_of_a_model_are_named(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=words):
         local_model(CONFIG.replace(model=str(tmp_path)))
+
+
+def _with_tokenizer(folder, *words):
+    folder.mkdir()
+    Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, words[0])).save(
+        str(folder / "tokenizer.json")
+    )
+    return folder
+
+
+@pytest.mark.parametrize("key", ["learner.reference", "critic.model", "process_reward.model"])
+def test_a_second_model_with_another_tokenizer_is_refused(sums, tmp_path, key):
+    model = _with_tokenizer(tmp_path / "model", "yes", "no", "maybe")
+    check_second_models(load_config(RunConfig, sums / "config.yaml", [f"{key}={model}"]), model)
+    longer = _with_tokenizer(tmp_path / "longer", "yes", "no", "maybe", "added")
+    check_second_models(load_config(RunConfig, sums / "config.yaml", [f"{key}={longer}"]), model)
+    other = _with_tokenizer(tmp_path / "other", "yes", "maybe", "no")
+    with pytest.raises(UserError, match=f"^{key} is .*other, whose .* for 2 tokens, such as 'maybe', so it would"):
+        check_second_models(load_config(RunConfig, sums / "config.yaml", [f"{key}={other}"]), model)
 
 
 def test_base_model_stands_for_a_model_that_is_not_made_yet(tmp_path, monkeypatch):

@@ -52,3 +52,9 @@ async def test_an_engine_with_other_weights_ends_the_run_before_a_checkpoint(sum
     with pytest.raises(UserError, match=r"engine 'hf' and of the learner differ by .* nats on average in step 1"):
         await train(config, sums / "run")
     assert not list((sums / "run" / "checkpoints").glob("step_*"))
+
+
+async def test_the_engine_is_compared_after_the_critic_has_warmed_up(sums):
+    overrides = [*HF, "algorithm.advantage=gae", "critic.warmup_steps=1", "run.steps=2", "run.max_logprob_diff=1e-9"]
+    with pytest.raises(UserError, match="nats on average in step 2"):
+        await train(load_config(RunConfig, sums / "config.yaml", overrides), sums / "run")

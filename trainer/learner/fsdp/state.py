@@ -22,6 +22,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.tensor import DTensor
+from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
@@ -168,10 +170,15 @@ def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerC
     state = _without_repetitions(policy.model)
     dtype = saved_dtype(source, config.save_dtype)
     full = _gathered((name, value.to(dtype)) for name, value in lora.merged(policy.model, state.items()))
-    trained = _gathered((name, value) for name, value in state.items() if lora.is_adapter(name))
+    # peft has an adapter for each layer, also for layers with a common one.
+    trained = _gathered((name, value) for name, value in policy.model.state_dict().items() if lora.is_adapter(name))
     with Together(folder) as (target, is_first):
         if is_first:
-            policy.model.save_pretrained(target, state_dict=full)  # type: ignore[operator]
+            # transformers refuses to write some files that it reads, so that of the source is copied.
+            model: Any = policy.model
+            model.generation_config = GenerationConfig()
+            model.save_pretrained(target, state_dict=full)
+            (target / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
             write_model_config(source, target, dtype)
             copy_model_extras(source, target)
             if config.lora is not None:

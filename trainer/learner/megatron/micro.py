@@ -93,4 +93,5 @@ def _padding(length: int, like: Sample) -> Sample:
         advantage=0.0,
         old_logprobs=None if like.old_logprobs is None else none,
         reference_logprobs=None if like.reference_logprobs is None else none,
+        rival=None if like.rival is None else 0.0,
     )

@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -40,6 +40,13 @@ class Case:
     resumes: bool = False
     """Also saved, resumed and written for transformers."""
 
+    def samples(self) -> list[Sample]:
+        """Return the samples, in pairs if the loss compares them."""
+        if self.options.get("loss") != "dpo":
+            return samples()
+        pairs = enumerate(samples()[:12])
+        return [replace(sample, episode=n // 2, advantage=-1.0 if n % 2 else 1.0) for n, sample in pairs]
+
     def config(self, models: Path, **options: Any) -> LearnerConfig:
         """The update is then g / (|g| + 1), smooth in the gradient: equal weights mean equal gradients."""
         plain: dict[str, Any] = {"lr": 1.0, "eps": 1.0, "grad_clip": None, "token_budget": 60}
@@ -56,6 +63,7 @@ CASES = {
     "tp2-pp2": Case("qwen3", {TP: 2, PP: 2}, resumes=True),
     "cp2-tp2": Case("qwen3", {CP: 2, TP: 2}, {"loss": "gspo", "mini_batches": 2}),
     "cp2-pp2": Case("qwen3", {CP: 2, PP: 2}, {"corrections": ("truncate",), "token_budget": 130}),
+    "cp2-tp2-dpo": Case("qwen3", {CP: 2, TP: 2}, {"loss": "dpo", "kl_coef": 0.1}),
     "qwen2-tp2-pp2": Case("qwen2", {TP: 2, PP: 2}, {"grad_clip": 0.1, "kl_coef": 0.1}),
     "pp2-vp2-dp2": Case("qwen3", {PP: 2, VP: 2}, {"loss": "gmpo", "checkpointing": "selective"}, resumes=True),
     "moe-pp2-vp2-tp2": Case("moe", {PP: 2, VP: 2, TP: 2}, {"checkpointing": "selective", "kl_coef": 0.1}),
@@ -77,10 +85,10 @@ ON_TWO = {
 """For two GPUs."""
 
 
-def step(learner: Any, hf_folder: Path | None = None) -> dict[str, Any]:
+def step(learner: Any, case: Case, hf_folder: Path | None = None) -> dict[str, Any]:
     """Return the results of a step on one batch."""
-    logprobs = [torch.from_numpy(part.copy()) for part in learner.logprobs(samples())]
-    metrics = learner.step(TrainBatch(samples()))
+    logprobs = [torch.from_numpy(part.copy()) for part in learner.logprobs(case.samples())]
+    metrics = learner.step(TrainBatch(case.samples()))
     if hf_folder is not None:
         learner.save_hf(hf_folder)
     weights: dict[str, torch.Tensor] = {}
@@ -145,7 +153,7 @@ def main() -> None:
             return MegatronLearner(case.config(models, backend="megatron", **case.degrees))
 
         learner = make()
-        found = step(learner, out / f"{name}-hf" if case.resumes else None)
+        found = step(learner, case, out / f"{name}-hf" if case.resumes else None)
         if case.resumes:
             found["resumed"] = _resumed(make, learner, out / f"{name}-state")
             found["parts"] = _parts(learner)

@@ -43,7 +43,7 @@ def expected(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def of(model: str, options: str) -> dict[str, Any]:
         case = next(case for case in _CASES.values() if (case.model, repr(case.options)) == (model, options))
         hf = folder / f"{model}{len(list(folder.iterdir()))}"
-        found = step(FsdpLearner(case.config(models)), hf)
+        found = step(FsdpLearner(case.config(models)), case, hf)
         files = CheckpointFiles(hf)
         return {**found, "weights": {name: files.read(name) for name in files.shapes}}
 
