@@ -75,8 +75,13 @@ class _Thread(BaseModel):
 
 class _Body(Body):
     refused: ClassVar[Mapping[str, str]] = {
+        "max_completion_tokens": "Use `max_tokens`.",
+        "max_output_tokens": "Use `max_tokens`.",
         "mcp_servers": "Run the tools in the agent.",
+        "n": "Send the request several times.",
         "output_format": "Use `output_config.format`.",
+        "response_format": "Use `output_config.format`.",
+        "stop": "Use `stop_sequences`.",
     }
     schema_field: ClassVar[str] = "`output_config.format`"
 

@@ -45,6 +45,9 @@ class _StreamOptions(BaseModel):
 class _Body(Body):
     refused: ClassVar[Mapping[str, str]] = {
         "functions": "Use `tools`.",
+        "max_output_tokens": "Use `max_completion_tokens`.",
+        "output_config": "Use `response_format`.",
+        "stop_sequences": "Use `stop`.",
         "top_logprobs": "`logprobs` gives those of the sampled tokens.",
     }
     schema_field: ClassVar[str] = "`response_format`"
