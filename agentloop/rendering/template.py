@@ -63,9 +63,10 @@ class ChatTemplate:
         # Templates are programs: they raise errors of jinja, and any error of Python operators.
         except Exception as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
+            problem = f"{type(error).__name__}: {error}".removesuffix(".")
             raise UserError(
-                f"The chat template of {self.name} rejects a conversation with the roles ({roles}): "
-                f"{type(error).__name__}: {error}. Change the messages, or the template (chat_template.jinja)."
+                f"The chat template of {self.name} rejects a conversation with the roles ({roles}): {problem}. "
+                "Change the messages, or the template (chat_template.jinja)."
             ) from error
 
     def _wants_text(self) -> bool:

@@ -15,8 +15,10 @@ from typing import Any
 
 from agentloop.envs.agent.interface.endpoint import AgentResult, Endpoint
 from agentloop.envs.agent.interface.process import run_process
-from agentloop.errors import EnvError
+from agentloop.errors import EnvError, nearest
 from agentloop.process import owned_folders
+
+_FIELDS = ("answer", "reward")
 
 
 async def run_command(command: Sequence[str], task: Mapping[str, Any], endpoint: Endpoint) -> AgentResult:
@@ -50,7 +52,18 @@ def _result(path: Path, output: bytes) -> AgentResult:
         return AgentResult(answer=answer)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        reward = found.get("reward")
-        return AgentResult(found.get("answer", answer), None if reward is None else float(reward))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise EnvError(f"the command did not write a JSON object to AGENTLOOP_RESULT: {error}") from error
+    if not isinstance(found, dict):
+        raise EnvError(f"the command did not write a JSON object to AGENTLOOP_RESULT, but {type(found).__name__}")
+    for field in found:
+        if field not in _FIELDS:
+            known = ", ".join(_FIELDS)
+            raise EnvError(f"AGENTLOOP_RESULT has no field {field!r}.{nearest(field, _FIELDS)} Its fields: {known}")
+    answer, reward = found.get("answer", answer), found.get("reward")
+    if answer is not None and not isinstance(answer, str):
+        raise EnvError(f"`answer` in AGENTLOOP_RESULT must be a text, got {answer!r}")
+    try:
+        return AgentResult(answer, None if reward is None else float(reward))
+    except (ValueError, TypeError) as error:
+        raise EnvError(f"`reward` in AGENTLOOP_RESULT must be a number, got {reward!r}") from error

@@ -48,8 +48,14 @@ async def check_tasks(
         async with room:
             return await check_task(folder, provider, images=images, network=network)
 
-    for done in asyncio.as_completed([found(folder) for folder in folders]):
-        yield await done
+    checks = [asyncio.ensure_future(found(folder)) for folder in folders]
+    try:
+        for done in asyncio.as_completed(checks):
+            yield await done
+    finally:  # the caller is about to close the provider
+        for check in checks:
+            check.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
 
 
 def check_images(folders: Sequence[Path], images: Mapping[str, str]) -> None:

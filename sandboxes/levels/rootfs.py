@@ -23,8 +23,8 @@ PACKAGES = "/opt/packages"
 
 _SETTINGS = (
     *("/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache"),
-    # some languages do not start without their settings
-    *("/etc/R", "/etc/java*-openjdk", "/etc/ldc2.conf", "/etc/mono"),
+    # some languages do not start without their settings; Racket compiles its whole library
+    *("/etc/R", "/etc/java*-openjdk", "/etc/ldc2.conf", "/etc/mono", "/etc/racket"),
 )
 """Visible parts of /etc: targets of links to Debian's programs, but no information about the machine."""
 

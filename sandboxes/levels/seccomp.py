@@ -16,6 +16,7 @@ future kernels included. In particular these are refused:
 from __future__ import annotations
 
 import errno
+import os
 import platform
 import socket
 from collections.abc import Iterable, Sequence
@@ -66,7 +67,6 @@ _OF_ITSELF: dict[str, tuple[bpf.Condition, ...]] = {
     "sched_setaffinity": _SELF,
     "sched_setattr": _SELF,
     "sched_setparam": _SELF,
-    "sched_setscheduler": _SELF,
     "setpriority": (bpf.Condition(0, (0,)), *_WHO),  # PRIO_PROCESS; a group or a user would include the first process
     "ioprio_set": (bpf.Condition(0, (1,)), *_WHO),  # IOPRIO_WHO_PROCESS
 }
@@ -129,6 +129,7 @@ def build_filter(
     program += bpf.only(call["prctl"], [bpf.Condition(0, _PRCTL)], errno.EINVAL)
     for name, conditions in _OF_ITSELF.items():
         program += bpf.only(call[name], conditions, errno.EPERM)
+    program += _sched_setscheduler(call["sched_setscheduler"])
     program += _setsockopt(call["setsockopt"])
     if has_namespaces:
         for name in ("socket", "socketpair"):
@@ -172,6 +173,22 @@ def _clone(number: int) -> list[bytes]:
         bpf.instruction(bpf.RETURN, bpf.ERRNO | errno.EPERM),
         bpf.instruction(bpf.RETURN, bpf.ALLOW),
     ]
+
+
+def _sched_setscheduler(number: int) -> list[bytes]:
+    """Let the caller set its own policy. Setting the ordinary one of a numbered thread succeeds without effect.
+
+    C libraries name the calling thread by its number. Mono does that in each program, and writes to stdout if it fails.
+    """
+    body = [
+        bpf.instruction(bpf.LOAD, bpf.ARGUMENTS),
+        bpf.instruction(bpf.JUMP_EQUAL, 0, 4),
+        bpf.instruction(bpf.LOAD, bpf.ARGUMENTS + 8),
+        *bpf.refuse(os.SCHED_OTHER, 0),
+        bpf.instruction(bpf.RETURN, bpf.ERRNO | errno.EPERM),
+        bpf.instruction(bpf.RETURN, bpf.ALLOW),
+    ]
+    return [bpf.instruction(bpf.JUMP_EQUAL, number, 0, len(body)), *body]
 
 
 def _setsockopt(number: int) -> list[bytes]:

@@ -68,6 +68,8 @@ class StdioTransport:
             raise
         finally:
             self._waiting.pop(message["id"], None)
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # the reader set it, too, after the write had failed
 
     async def notify(self, message: Message) -> None:
         assert self._process is not None

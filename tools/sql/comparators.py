@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 from agentloop.errors import AgentLoopError, UserError, nearest
@@ -125,7 +126,14 @@ def _both_ok(predicted: QueryResult, gold: QueryResult) -> bool:
 
 
 def _plain(row: Row) -> Row:
-    return tuple(_rounded(value) if isinstance(value, float) else value for value in row)
+    return tuple(_number(value) if isinstance(value, float | Decimal) else value for value in row)
+
+
+def _number(value: float | Decimal) -> float:
+    """Return a value that is equal for equal numbers: databases give sums and averages different types."""
+    if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value():
+        return int(value)
+    return _rounded(float(value))
 
 
 def _rounded(value: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from decimal import Decimal
 from typing import Any
 
 from agentloop.errors import UserError
@@ -113,9 +114,20 @@ class PostgresDatabase:
         options = (
             "-c default_transaction_read_only=on -c lock_timeout=1000 -c idle_in_transaction_session_timeout=60000"
         )
-        return await self._psycopg.AsyncConnection.connect(
+        connection = await self._psycopg.AsyncConnection.connect(
             self._dsn, autocommit=True, options=options, connect_timeout=10, prepare_threshold=None
         )
+        self._load_as_text(connection)
+        return connection
+
+    def _load_as_text(self, connection: Any) -> None:
+        """Load all but numbers and bytes as the text of PostgreSQL: Python has no month, no infinite or early date."""
+        from psycopg.types.string import TextLoader
+
+        for kind in self._psycopg.adapters.types:
+            for oid in (kind.array_oid, *([] if kind.name in _LOADED else [kind.oid])):
+                if oid:
+                    connection.adapters.register_loader(oid, TextLoader)
 
     async def close(self) -> None:
         idle, self._idle = self._idle, []
@@ -124,6 +136,8 @@ class PostgresDatabase:
                 await connection.close()
 
 
+_LOADED = ("bool", "int2", "int4", "int8", "oid", "float4", "float8", "numeric", "bytea")
+"""Types whose values are values of Python."""
 _FUNCTIONS = (
     "^(dblink|lo_|loread|lowrite|pg_advisory_|pg_cancel_backend|pg_file_|pg_logical_|pg_ls_|pg_notify|pg_read_"
     "|pg_stat_file|pg_stat_get_activity|pg_stat_statements|pg_terminate_backend|pg_try_advisory_|set_config)"
@@ -152,7 +166,7 @@ FROM pg_roles WHERE rolname = current_user
 def _plain(value: Any) -> Any:
     if isinstance(value, memoryview):
         return bytes(value)
-    return value if value is None or isinstance(value, bool | int | float | str | bytes) else str(value)
+    return value if value is None or isinstance(value, bool | int | float | Decimal | str | bytes) else str(value)
 
 
 def _first_line(error: Exception) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
-Value = None | bool | int | float | str | bytes
+Value = None | bool | int | float | Decimal | str | bytes
 Row = tuple[Value, ...]
 
 

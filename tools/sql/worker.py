@@ -11,6 +11,7 @@ import resource
 import sqlite3
 import sys
 import time
+from decimal import Decimal
 from typing import Any
 
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
@@ -83,9 +84,11 @@ def _check_duckdb(sql: str) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return {"bytes": base64.b64encode(bytes(value)).decode()}
+    if isinstance(value, Decimal):
+        return {"decimal": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return str(value)  # dates, decimals, lists of duckdb
+    return str(value)  # dates, lists of duckdb
 
 
 def _query(request: dict[str, Any]) -> dict[str, Any]:

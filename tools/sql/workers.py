@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -44,4 +45,6 @@ def _result(answer: dict[str, Any]) -> QueryResult:
 
 
 def _value(value: Any) -> Value:
-    return base64.b64decode(value["bytes"]) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    return Decimal(value["decimal"]) if "decimal" in value else base64.b64decode(value["bytes"])

@@ -23,6 +23,7 @@ from agentloop.gateway.turns.messages import (
     name_of,
     names_of_calls,
     objects_of,
+    text_in,
     with_one_system_message,
 )
 from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, tool_of
@@ -74,8 +75,13 @@ class _Thread(BaseModel):
 
 class _Body(Body):
     refused: ClassVar[Mapping[str, str]] = {
+        "max_completion_tokens": "Use `max_tokens`.",
+        "max_output_tokens": "Use `max_tokens`.",
         "mcp_servers": "Run the tools in the agent.",
+        "n": "Send the request several times.",
         "output_format": "Use `output_config.format`.",
+        "response_format": "Use `output_config.format`.",
+        "stop": "Use `stop_sequences`.",
     }
     schema_field: ClassVar[str] = "`output_config.format`"
 
@@ -290,7 +296,7 @@ def _system(raw: str | list[dict[str, Any]] | None) -> str:
     for block in blocks:
         if block.get("type") != "text":
             raise _unknown("system", block.get("type"), "text")
-        texts.append(str(block.get("text", "")))
+        texts.append(text_in(block, "text", "system"))
     return "\n".join(filter(None, (_BILLING.sub("", text) for text in texts)))
 
 
@@ -299,9 +305,9 @@ def _read_answer(blocks: Sequence[Mapping[str, Any]], where: str, names: dict[st
     for index, block in enumerate(blocks):
         kind = block.get("type")
         if kind == "text":
-            text += str(block.get("text", ""))
+            text += text_in(block, "text", where)
         elif kind == "thinking":
-            thinking += str(block.get("thinking", ""))
+            thinking += text_in(block, "thinking", where)
         elif kind == "tool_use":
             call = call_of(name_of(block, f"{where}.content[{index}]"), block.get("input") or {}, block.get("id"))
             names[call["id"]] = call["function"]["name"]
@@ -356,7 +362,7 @@ def _parts(blocks: Sequence[Mapping[str, Any]], where: str, images: Images) -> l
 def _part(block: Mapping[str, Any], where: str, images: Images) -> TextPart | ImagePart:
     kind = block.get("type")
     if kind == "text":
-        return {"type": "text", "text": str(block.get("text", ""))}
+        return {"type": "text", "text": text_in(block, "text", where)}
     if kind != "image":
         raise _unknown(where, kind, "text, image, tool_result")
     source = block.get("source")

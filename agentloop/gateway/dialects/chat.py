@@ -16,7 +16,7 @@ from agentloop.gateway.turns.deltas import Delta, TextDelta
 from agentloop.gateway.turns.errors import ApiError
 from agentloop.gateway.turns.forms import ToolChoice, form_of, schema_of
 from agentloop.gateway.turns.memory import Memory
-from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined
+from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined, text_in
 from agentloop.gateway.turns.requests import Body, ModelRequest, model_request, read_body, tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart
 
@@ -45,6 +45,9 @@ class _StreamOptions(BaseModel):
 class _Body(Body):
     refused: ClassVar[Mapping[str, str]] = {
         "functions": "Use `tools`.",
+        "max_output_tokens": "Use `max_completion_tokens`.",
+        "output_config": "Use `response_format`.",
+        "stop_sequences": "Use `stop`.",
         "top_logprobs": "`logprobs` gives those of the sampled tokens.",
     }
     schema_field: ClassVar[str] = "`response_format`"
@@ -185,8 +188,8 @@ def _read(raw: Mapping[str, Any], where: str, names: dict[str, str], images: Ima
     if role is None:
         raise ApiError(400, f"{where} has the role {raw.get('role')!r}; known: {', '.join(_ROLES)}.", param=where)
     message = cast(Message, {"role": role, "content": _content(raw.get("content"), where, images)})
-    if reasoning := str(raw.get("reasoning_content") or raw.get("reasoning") or ""):  # servers use either name
-        message["reasoning_content"] = reasoning
+    if field := next(filter(raw.get, ("reasoning_content", "reasoning")), None):  # servers use either name
+        message["reasoning_content"] = text_in(raw, field, where)
     if raw.get("tool_calls"):
         if not isinstance(raw["tool_calls"], list):
             raise ApiError(400, f"`tool_calls` of {where} must be a list of objects.", param=where)
@@ -213,7 +216,7 @@ def _content(raw: Any, where: str, images: Images) -> Content:
 def _part(raw: Any, where: str, images: Images) -> TextPart | ImagePart:
     kind = raw.get("type") if isinstance(raw, Mapping) else None
     if kind in ("text", "refusal"):
-        return {"type": "text", "text": str(raw.get(kind, ""))}
+        return {"type": "text", "text": text_in(raw, kind, where)}
     if kind != "image_url":
         raise ApiError(400, f"A part of {where} has the type {kind!r}; known: text, image_url.", param=where)
     url = raw.get("image_url")

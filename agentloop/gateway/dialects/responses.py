@@ -34,7 +34,12 @@ class _Body(Body):
     refused: ClassVar[Mapping[str, str]] = {
         "background": "Remove it.",
         "conversation": "Use `previous_response_id`, or send the whole input.",
+        "max_completion_tokens": "Use `max_output_tokens`.",
+        "max_tokens": "Use `max_output_tokens`.",
+        "n": "Send the request several times.",
         "prompt": "Send the whole input.",
+        "response_format": "Use `text.format`.",
+        "stop": "Set sampling.stop_strings in the config of the run.",
     }
     schema_field: ClassVar[str] = "`text.format`"
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentloop.gateway.turns.errors import ApiError
-from agentloop.gateway.turns.messages import Images, arguments_of, call_of, joined, name_of, names_of_calls, objects_of
+from agentloop.gateway.turns.messages import (
+    Images,
+    arguments_of,
+    call_of,
+    joined,
+    name_of,
+    names_of_calls,
+    objects_of,
+    text_in,
+)
 from agentloop.gateway.turns.requests import tool_of
 from agentloop.types.messages import Content, ImagePart, Message, TextPart
 
@@ -127,10 +136,10 @@ class Items:
             raise ApiError(
                 400, f"A part of {where} has the type {kind!r}; known: input_text, input_image.", param=where
             )
-        return {"type": "text", "text": str(raw.get("text", ""))}
+        return {"type": "text", "text": text_in(raw, "text", where)}
 
     def _think(self, item: Mapping[str, Any], where: str) -> None:
-        thinking = "".join(str(part.get("text", "")) for part in objects_of(item.get("content"), "content", where))
+        thinking = "".join(text_in(part, "text", where) for part in objects_of(item.get("content"), "content", where))
         if thinking:  # otherwise it was not sent back
             answer = self._turn()
             answer["reasoning_content"] = answer.get("reasoning_content", "") + thinking
@@ -167,7 +176,7 @@ def _text(raw: Any, where: str) -> str:
         kind = part.get("type")
         if kind not in ("output_text", "text", "input_text", "refusal"):
             raise ApiError(400, f"A part of {where} has the type {kind!r}; known: output_text, refusal.", param=where)
-        texts.append(str(part.get("refusal" if kind == "refusal" else "text", "")))
+        texts.append(text_in(part, "refusal" if kind == "refusal" else "text", where))
     return "".join(texts)
 
 

@@ -68,6 +68,14 @@ def call_of(name: str, arguments: Any, call_id: Any) -> dict[str, Any]:
     return {"id": str(call_id or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def text_in(raw: Mapping[str, Any], field: str, where: str) -> str:
+    """Return the text in this field of a message or part. Raises an `ApiError` if it holds no text."""
+    text = raw.get(field)
+    if not isinstance(text, str):
+        raise ApiError(400, f"`{field}` in {where} must be a text.", param=where)
+    return text
+
+
 def name_of(raw: Mapping[str, Any], where: str) -> str:
     """Return the name of a tool or of a call. Raises an `ApiError` if it has none."""
     name = raw.get("name")

@@ -55,6 +55,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 0, 1),
     "guided_json": (None,),
     "length_penalty": (None, 1),
+    "n": (None, 1),
     "repetition_penalty": (None, 1),
     "thinking_token_budget": (None,),
     "truncate_prompt_tokens": (None,),

@@ -70,7 +70,7 @@ async def _talk(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes
             process.stdin.write(task)
             await process.stdin.drain()
             process.stdin.close()
-        await process.wait()
+        await _exit(process.pid)
         # Its children may hold the pipes open.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -79,6 +79,21 @@ async def _talk(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes
     finally:
         for task_ in reading:
             task_.cancel()
+
+
+async def _exit(pid: int) -> None:
+    """Wait until a process has exited. `Process.wait` would also wait for children that hold its pipes open."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, has_exited = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(handle, has_exited.set)
+    try:
+        await has_exited.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
 
 
 async def _tail(stream: asyncio.StreamReader) -> bytes:

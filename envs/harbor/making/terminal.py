@@ -291,9 +291,9 @@ def terminal_tasks(
 ) -> Iterator[Path]:
     """Write tasks below `folder` and yield their folders; equal arguments give equal tasks.
 
-    One in three has several steps, at most `max_steps`; the share `separate` has a separate verifier box. `families`
-    selects some by name. Raises `UserError` for unknown levels and families, or a folder that exists or
-    cannot be created.
+    One in three has several steps, at most `max_steps`; the share `separate` of those without links has a separate
+    verifier box. `families` selects some by name. Raises `UserError` for unknown levels and families, or a folder that
+    exists or cannot be created.
     """
     known = {name: family for level in levels for name, family in _level(level).items()}
     if unknown := sorted(set(families or ()) - set(known)):
@@ -306,7 +306,7 @@ def terminal_tasks(
         chosen = [rng.choice(names) for _ in range(num_steps)]
         steps = [known[name](rng) for name in chosen]
         place = folder / f"{number:05}-{'-'.join(chosen)}".replace("_", "-")
-        is_separate = rng.random() < separate
+        is_separate = rng.random() < separate and "link" not in chosen  # links of a box are not copied
         yield write_task(place, steps, image=image, separate=is_separate, metadata={"seed": seed})
 
 

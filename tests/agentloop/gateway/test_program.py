@@ -136,11 +136,17 @@ def test_a_command_may_write_its_result(play_anywhere):
     assert (trajectory.reward, trajectory.final_text) == (0.5, "six")
 
 
+WRITE = "import os; open(os.environ['AGENTLOOP_RESULT'], 'w').write('{}')"
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [
         ("import sys; sys.exit('no luck')", r"ended with status 1: no luck"),
         ("import os; open(os.environ['AGENTLOOP_RESULT'], 'w').write('5')", "did not write a JSON object"),
+        (WRITE.format('{"rewards": 1}'), "has no field 'rewards'. Did you mean 'reward'?"),
+        (WRITE.format('{"answer": 5}'), "`answer` in AGENTLOOP_RESULT must be a text, got 5"),
+        (WRITE.format('{"reward": [1]}'), r"`reward` in AGENTLOOP_RESULT must be a number, got \[1\]"),
     ],
 )
 def test_a_command_that_fails_ends_its_episode(play_anywhere, code, says):

@@ -1,11 +1,13 @@
 """`agentloop tasks check`: what is wrong with tasks, and an exit status that says so."""
 
+import asyncio
 import re
 
 import pytest
 from typer.testing import CliRunner
 
 from agentloop.cli.authoring.tasks import app
+from agentloop.envs.harbor.check import check_tasks
 from agentloop.errors import UserError
 from tests.support.harbor_tasks import make_task
 
@@ -93,3 +95,30 @@ def test_an_image_to_replace_that_no_task_has(tmp_path, image, words):
     result = CliRunner().invoke(app, ["check", str(tmp_path), "--provider", "rootfs", "--image", image])
     assert isinstance(result.exception, UserError)
     assert re.search(words, str(result.exception))
+
+
+async def test_nothing_is_checked_after_an_interruption(tmp_path):
+    started, is_open = asyncio.Event(), True
+
+    class Provider:
+        async def start(self, spec):
+            assert is_open
+            started.set()
+            await asyncio.sleep(60)
+
+    async def run():
+        nonlocal is_open
+        try:
+            async for _ in check_tasks(folders, Provider(), concurrent=1):
+                pass
+        finally:
+            is_open = False
+
+    folders = [make_task(tmp_path / name) for name in "ab"]
+    others = asyncio.all_tasks()
+    checking = asyncio.create_task(run())
+    await started.wait()
+    checking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await checking
+    assert asyncio.all_tasks() == others

@@ -73,7 +73,7 @@ PROGRAMS = {
     "perl": 'print 6 * 7, "\\n";',
     "php": "echo 6 * 7, PHP_EOL;",
     "R": 'cat(6 * 7, "\\n", sep = "")',
-    "racket": "#lang racket/base\n(displayln (* 6 7))",
+    "racket": "#lang racket\n(displayln (* 6 7))",
     "ruby": "puts 6 * 7",
     "rust": 'fn main() { println!("{}", 6 * 7); }',
     "scala": "object Main { def main(args: Array[String]): Unit = println(6 * 7) }",

@@ -1,12 +1,16 @@
 """Servers that misbehave: an error that says so, at the start or as a failure of one call."""
 
+import asyncio
+import gc
 import math
 import sys
 
 import pytest
 
 from agentloop.errors import UserError
+from agentloop.tools.mcp.protocol import McpError
 from agentloop.tools.mcp.server import McpServer
+from agentloop.tools.mcp.stdio import StdioTransport
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
 
@@ -170,3 +174,16 @@ def test_tools_that_require_tasks_are_not_offered():
     assert [tool.name for tool in tools_of(TASKS)] == ["plain", "maybe", "never"]
     with pytest.raises(UserError, match=r"(?s)'always' .* runs only as a task"):
         tools_of(TASKS, include=["plain", "always"])
+
+
+async def test_a_server_that_exits_before_the_first_message_is_one_error():
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+    server = StdioTransport(["sh", "-c", "sleep 0.7 > /dev/null & exit 1"], {}, None)  # stderr is open for longer
+    await server.open()
+    await asyncio.sleep(0.3)
+    with pytest.raises(McpError, match="the server sh exited"):
+        await server.request({"jsonrpc": "2.0", "id": 1, "method": "initialize"}, lambda message: None)
+    await server.close()
+    gc.collect()
+    assert reported == []

@@ -12,9 +12,10 @@ import pytest
 
 from agentloop.envs.rewards.sql_execution import SqlExecution
 from agentloop.errors import UserError
+from agentloop.tools.sql.comparators import bird_set
 from agentloop.tools.sql.databases import FileDatabase
 from agentloop.tools.sql.postgres import PostgresDatabase
-from agentloop.tools.sql.results import QueryResult
+from agentloop.tools.sql.results import QueryResult, as_text
 from agentloop.tools.sql.workers import WorkerPool
 
 pytestmark = [pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"), pytest.mark.slow]
@@ -61,6 +62,32 @@ async def test_rows_keep_their_types(engine, request):
     assert list(result.columns) == ["id", "name", "score", "photo"]
     assert result.rows == [(1, "ada", 36.5, None), (2, "bob", 40.0, b"\x00\xff"), (3, "cleo", None, b"")]
     assert not result.truncated
+
+
+@pytest.mark.parametrize("engine", ["duckdb", "postgres"])
+@pytest.mark.parametrize("same", ["round(avg(id), 1)", "2", "sum(id)::decimal(9, 3) / 3", "sum(id) / 3"])
+async def test_equal_numbers_of_different_types_are_equal(engine, same, request):
+    async with opened(engine, request) as database:
+        gold = await ask(database, "SELECT CAST(avg(id) AS decimal(9, 4)) FROM people")
+        predicted = await ask(database, f"SELECT {same} FROM people")
+        other = await ask(database, "SELECT CAST(2.5 AS decimal(9, 4))")
+        digits = [await ask(database, f"SELECT CAST(12345678901 AS {kind})") for kind in ("decimal(20, 2)", "bigint")]
+    assert bird_set(predicted, gold)
+    assert bird_set(*digits)
+    assert not bird_set(other, gold)
+    assert as_text(gold) == f"{gold.columns[0]}\n2.0000\n(1 row)"
+
+
+async def test_values_that_python_lacks_are_the_text_of_postgres(request):
+    async with opened("postgres", request) as database:
+        result = await ask(
+            database,
+            """SELECT 'infinity'::timestamp, '0044-03-15 BC'::date, '24:00'::time, interval '1 mon',
+               '{"a": [null, true]}'::jsonb, '{1,null}'::int[], '[1,2)'::int4range""",
+        )
+    assert result.rows == [
+        ("infinity", "0044-03-15 BC", "24:00:00", "1 mon", '{"a": [null, true]}', "{1,NULL}", "[1,2)")
+    ]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

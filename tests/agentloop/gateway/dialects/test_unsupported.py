@@ -48,7 +48,7 @@ def test_no_api_ignores_what_changes_the_tokens(dialect):
     for name, value in (("min_p", 0.1), ("bad_words", ["no"]), ("guided_json", {}), ("chat_template_kwargs", {"a": 1})):
         with pytest.raises(ApiError, match=f"`{name}` is not supported here"):
             read(dialect, **{name: value})
-    assert read(dialect, min_p=0, bad_words=[], guided_json=None, chat_template_kwargs={}, length_penalty=1.0)
+    assert read(dialect, n=1, min_p=0, bad_words=[], guided_json=None, chat_template_kwargs={}, length_penalty=1.0)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,13 @@ def test_no_api_ignores_what_changes_the_tokens(dialect):
         (Chat, "guided_json", "Use `response_format`"),
         (Responses, "guided_json", "Use `text.format`"),
         (Responses, "prompt", "Send the whole input"),
+        (Chat, "stop_sequences", "Use `stop`"),
+        (Responses, "max_tokens", "Use `max_output_tokens`"),
+        (Responses, "response_format", "Use `text.format`"),
+        (Responses, "stop", "Set sampling.stop_strings"),
+        (Anthropic, "stop", "Use `stop_sequences`"),
+        (Anthropic, "response_format", "Use `output_config.format`"),
+        (Anthropic, "n", "Send the request several times"),
         (Anthropic, "structured_outputs", "Use `output_config.format`"),
         (Anthropic, "mcp_servers", "Run the tools in the agent"),
     ],

@@ -24,7 +24,10 @@ async def test_every_family_is_solved_by_its_solution_only(tmp_path, tree):
     folders = [
         folder
         for level, name in NAMES
-        for folder in terminal_tasks(tmp_path / name, 2, levels=[level], families=[name], max_steps=1, separate=0.0)
+        for separate in (0.0, 1.0)
+        for folder in terminal_tasks(
+            tmp_path / f"{name}-{separate}", 1, levels=[level], families=[name], max_steps=1, separate=separate
+        )
     ]
     folders += terminal_tasks(tmp_path / "mixed", 12, seed=3, separate=0.4)
     provider = boxes.create("rootfs", memory_mb=256, storage_mb=64)
