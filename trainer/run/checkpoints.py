@@ -97,8 +97,7 @@ class CheckpointWriter:
             plain = {each.name: getattr(state, each.name) for each in fields(state)}
             plain |= {"queue": state.queue.as_json(), "format": FORMAT}
             (target / _STATE).write_text(json.dumps(plain, indent=1), encoding="utf-8")
-        for old in _complete(self._folder)[: -self._keep_last]:
-            shutil.rmtree(old.rename(replaced(old)))  # if killed, this leaves a hidden folder, not a partial checkpoint
+        remove_old(self._folder, keep_last=self._keep_last)
 
 
 def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:
@@ -141,6 +140,12 @@ def remove_unfinished(folder: Path) -> None:
     for path in folder.iterdir():
         if _UNFINISHED.fullmatch(path.name):
             shutil.rmtree(path)
+
+
+def remove_old(folder: Path, *, keep_last: int) -> None:
+    """Remove all but the newest checkpoints."""
+    for old in _complete(folder)[:-keep_last]:
+        shutil.rmtree(old.rename(replaced(old)))  # if killed, this leaves a hidden folder, not a partial checkpoint
 
 
 def _complete(folder: Path) -> list[Path]:
