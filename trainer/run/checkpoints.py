@@ -103,13 +103,18 @@ class CheckpointWriter:
 def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:
     """Return the newest checkpoint, as the folder of its learner and its state; None if there is none.
 
-    Raises `UserError` if another version of agentloop wrote it in another format.
+    Raises `UserError` if it is damaged, or if another version of agentloop wrote it in another format.
     """
     complete = _complete(folder)
     if not complete:
         return None
     newest = complete[-1]
-    plain = json.loads((newest / _STATE).read_text(encoding="utf-8"))
+    try:
+        plain = json.loads((newest / _STATE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{newest / _STATE} is damaged ({error}). Remove {newest} to resume from the checkpoint before it."
+        ) from error
     found = plain.pop("format", 1)
     if found != FORMAT:
         raise UserError(
