@@ -69,6 +69,8 @@ def open_run(config: TrainingConfig, root: Path) -> tuple[RunFolder, tuple[Path,
     checkpoint = checkpoint_to_resume(config, folder)
     remove_old(folder.checkpoints, keep_last=config.run.keep_last)  # a full disk has room again after lowering it
     folder.forget_after(checkpoint[1].step if checkpoint else -1)
+    if checkpoint is None or checkpoint[1].step < config.run.steps:
+        folder.forget_model()
     folder.write_config(config.model_dump(mode="json"))
     return folder, checkpoint
 
