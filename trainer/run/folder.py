@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from agentloop.errors import UserError
-from agentloop.process.atomic import atomic_file, write_text
+from agentloop.process.atomic import atomic_file, replaced, write_text
 from agentloop.trainer.run.lock import LOCK, check_free
 from agentloop.types.trajectory_io import write_jsonl
 
@@ -159,4 +159,6 @@ class RunFolder:
     def forget_model(self) -> None:
         """Remove the model of an earlier end of a run that now trains further; its last checkpoint has it, too."""
         if self.model.is_dir():
-            shutil.rmtree(self.model)
+            old = replaced(self.model)
+            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(self.model.rename(old))  # if killed, this leaves a hidden folder, not a partial model
