@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
@@ -15,6 +15,7 @@ from agentloop.api.arguments import checked
 from agentloop.api.recipe import claimed_folder, new_folder, run_name
 from agentloop.api.training import announce_libraries
 from agentloop.errors import UserError
+from agentloop.process import file_lock
 from agentloop.process.blocking import run_blocking
 from agentloop.process.quiet import quiet_libraries
 from agentloop.registry.extras import naming_extras
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
 
 _TRAJECTORIES = "trajectories.jsonl"
+_LOCK = "rollout.lock"
 
 
 @dataclass(slots=True, frozen=True)
@@ -149,7 +151,7 @@ def rollout_config(
     engine = make_engine(resolve(config, Facts(model=model, learns=False)))
     with claimed_folder(name, "-rollout") if output is None else nullcontext(output) as folder:
         folder.mkdir(parents=True, exist_ok=True)
-        with EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
+        with _locked(folder), EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
 
             def ended(trajectory: Trajectory) -> None:
                 # Write each episode when it ends, so that an interrupted rollout keeps finished episodes.
@@ -164,13 +166,32 @@ def rollout_config(
     return RolloutResult(folder, plays, figures, groups)
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other rollouts from writing to an existing folder. Raises `UserError` if another one writes or wrote to it.
+
+    Both may have begun when the folder was empty.
+    """
+
+    def in_use(who: str, advice: str) -> UserError:
+        return UserError(f"Another rollout writes to {folder} ({who}). Set output to another folder{advice}.")
+
+    with file_lock.locked(folder / _LOCK, in_use):
+        _check_unused(folder)
+        yield
+
+
+def _check_unused(folder: Path) -> None:
+    if (folder / _TRAJECTORIES).exists():
+        raise UserError(f"{folder} already has the trajectories of another rollout. Set output to another folder.")
+
+
 def _check_output(folder: Path) -> None:
     """Raise `UserError` unless a rollout can be written to a folder, which may be missing."""
     from agentloop.trainer.run.export import is_run
     from agentloop.trainer.run.folder import check_writable
 
-    if (folder / _TRAJECTORIES).exists():
-        raise UserError(f"{folder} already has the trajectories of another rollout. Set output to another folder.")
+    _check_unused(folder)
     if is_run(folder):
         raise UserError(f"{folder} is the folder of a training run. Set output to another folder.")
     try:

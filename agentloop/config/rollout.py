@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, with_config
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, with_config
 
 from agentloop.engines import ENGINES
-from agentloop.registry.options import Config, ConfigOptions, ConfigPath
+from agentloop.registry.options import Config, ConfigOptions, ConfigPath, not_bool
 from agentloop.rendering.builtin import checked
 from agentloop.rendering.formats import FORMATS
 from agentloop.rendering.inline import InlineFormat
@@ -48,6 +48,11 @@ class RenderingConfig(Config):
 @dataclass(slots=True, frozen=True, kw_only=True)
 class LimitsConfig(Limits):
     """Bounds of an episode: its turns, tokens, seconds and calls."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: Any) -> Any:
+        return not_bool(value)
 
 
 class SamplingConfig(Config):

@@ -1,12 +1,18 @@
 """How a program ends: one paragraph for an error that its user can mend, and an exit status that is true."""
 
 import asyncio
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agentloop.errors import UserError
+from agentloop.process.threads import LEARNER
+
+_COMPUTING = ("agentloop-hf", "learner rank 0")
+"""Names of threads that end when the engine or the learner is closed."""
 
 
 @contextmanager
@@ -18,8 +24,21 @@ def errors_end_the_program() -> Iterator[None]:
         from rich.console import Console
 
         Console(stderr=True).print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _exit(128 + signal.SIGINT)
     except asyncio.CancelledError:  # raised by `run_blocking` after SIGTERM
-        sys.exit(128 + signal.SIGTERM)
+        _exit(128 + signal.SIGTERM)
+    except SystemExit as error:  # of typer, also after Ctrl-C
+        if isinstance(error.code, int):
+            _exit(error.code)
+        raise
+
+
+def _exit(status: int) -> None:
+    """Exit, at once if a second signal has left a learner or an engine computing: Python would abort in their C++."""
+    if LEARNER.is_busy or any(thread.name in _COMPUTING for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -55,6 +55,11 @@ class Threads(Executor):
         call = functools.partial(context.run, function, *args, **arguments)
         return await asyncio.get_running_loop().run_in_executor(self, call)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call runs or waits."""
+        return self._num_open > 0
+
     async def idle(self) -> None:
         """Wait until a pool of one thread has finished the calls submitted so far."""
         assert self.size == 1, "other pools end calls in any order"

@@ -4,16 +4,29 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Annotated, Any, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from agentloop.errors import UserError, nearest
 from agentloop.registry.named_objects import name_of
 
 
 class Config(BaseModel):
-    """Strict and frozen: an unknown key and an infinite number are errors. Attribute docstrings document the keys."""
+    """Strict and frozen: an unknown key, an infinite number and a truth value for a number are errors.
+
+    Attribute docstrings document the keys.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -27,12 +40,31 @@ class Config(BaseModel):
     # Pydantic would otherwise call `__init__` for a section within another one, whose error would lose its key.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        return not_bool(value) if _is_number(cls.model_fields[info.field_name].annotation) else value
+
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other values, validated like the original.
 
         Keys that were not set stay unset. Raises `UserError`.
         """
         return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | changes)
+
+
+def not_bool(value: Any) -> Any:
+    """Return the value of a key that takes numbers. Raises an error of pydantic, which takes true as 1, for a bool."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number_type", "Input should be a number")
+    return value
+
+
+def _is_number(annotation: Any) -> bool:
+    """Return whether a field takes numbers, and no truth values."""
+    types = {annotation, *get_args(annotation)}
+    return bool(types & {int, float}) and not types & {bool, Any}
 
 
 def _refused(schema: type[BaseModel], error: ValidationError) -> UserError:

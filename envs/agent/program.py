@@ -25,8 +25,9 @@ from agentloop.envs.agent.command import run_command
 from agentloop.envs.agent.harnesses.running import HarnessRun
 from agentloop.envs.agent.interface.endpoint import Agent, AgentResult, Endpoint, as_result
 from agentloop.envs.base import BaseEnv
-from agentloop.errors import UserError
+from agentloop.errors import UserError, named
 from agentloop.registry.named_objects import load_object
+from agentloop.registry.options import check_call
 
 if TYPE_CHECKING:
     from agentloop.envs.rewards import RewardFunction
@@ -99,6 +100,13 @@ class AgentProgram(BaseEnv):
         self._command = command
         self._harness = None if harness is None else HarnessRun(harness, program, check, compact_at)
         self._result = AgentResult()
+
+    @classmethod
+    def check_rows(cls, rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> None:
+        """Raise `UserError` unless the agent of the options can be called."""
+        agent = cls(rows[0], **options)._agent
+        if agent is not None:
+            check_call(agent, {}, {}, None, of=f"agent {named(agent)}", call="(task, model)")
 
     async def play(self, endpoint: Endpoint) -> AgentResult:
         """Run the agent to its end. Its exceptions propagate."""

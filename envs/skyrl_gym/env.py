@@ -6,12 +6,13 @@ env: {factory: skyrl_gym}
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.base import Observation
 from agentloop.envs.workers.env import WorkerEnv
+from agentloop.envs.workers.pool import check_starts
 from agentloop.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ class SkyRLGym(WorkerEnv):
                 "safe here."
             )
         self._config = config or {}
+
+    @classmethod
+    def check_rows(cls, rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> None:
+        """Begin an episode of each environment that the rows name. Raises `UserError`."""
+        envs = [cls(row, **options) for row in {row.get("env_class"): row for row in rows}.values()]
+        starts = {f"the environment {env._id}": env.arguments() for env in envs}
+        check_starts(envs[0]._program, starts, seconds=envs[0]._seconds)
 
     def arguments(self) -> Mapping[str, Any]:
         extras = {name: value for name, value in self.task.items() if name not in ("messages", "prompt")}

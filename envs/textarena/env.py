@@ -21,7 +21,7 @@ from agentloop.envs.players.player import Player, PlayerStopped
 from agentloop.envs.players.program import POLICY, PlayersProgram
 from agentloop.envs.players.turns import lost_by
 from agentloop.envs.workers.interpreters import interpreter_of
-from agentloop.envs.workers.pool import check_limits, options_of, pool_of, rows_of
+from agentloop.envs.workers.pool import check_limits, check_starts, options_of, pool_of, rows_of
 from agentloop.envs.workers.process import Program
 from agentloop.errors import EnvError, UserError
 
@@ -82,6 +82,24 @@ class TextArena(PlayersProgram):
         self._seconds = step_timeout
         self._invalid: dict[str, float] = {}
 
+    @classmethod
+    def check_rows(cls, rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> None:
+        """Begin each game with the players of the run. Raises `UserError`."""
+        envs = [cls(row, **options) for row in {row.get("game"): row for row in rows}.values()]
+        count = len(envs[0]._seats)
+        starts = {f"{env.task['game']} with the {count} players of env.options": env._start(count) for env in envs}
+        check_starts(envs[0]._program, starts, seconds=envs[0]._seconds)
+
+    def _start(self, players: int) -> dict[str, Any]:
+        """Return the arguments with which the worker begins the game."""
+        task = self.task
+        return {
+            "game": task["game"],
+            "seed": task["seed"],
+            "options": task.get("options") or {},
+            "players": players,
+        }
+
     async def score(self, trajectory: Trajectory) -> float:
         trajectory.metrics |= self._invalid
         return await super().score(trajectory)
@@ -89,10 +107,8 @@ class TextArena(PlayersProgram):
     async def _play_game(self, task: Mapping[str, Any], players: Mapping[str, Player]) -> Mapping[str, float]:
         """Play the game to its end. A player whose conversation reaches a limit loses, as in `play_turns`."""
         names = list(players)
-        options = task.get("options") or {}
-        first = {"game": task["game"], "seed": task["seed"], "options": options, "players": len(names)}
         pool = pool_of(self._program, processes=self._processes)
-        async with pool.episode(first, seconds=self._seconds) as game:
+        async with pool.episode(self._start(len(names)), seconds=self._seconds) as game:
             state = game.first
             while "rewards" not in state:
                 if state["player"] >= len(names):

@@ -45,6 +45,8 @@ def interpreter_of(name: str, python: str | None = None) -> str:
         found = shutil.which(os.path.expanduser(python))
         if found is None:
             raise UserError(f"The option python of {name} is {python!r}, which is not a program: correct the path.")
+        if name in PACKAGES:
+            _check_has(name, found)
         return os.path.abspath(found)
     if name in PACKAGES:
         if (made := installed(name)) is not None:
@@ -55,6 +57,17 @@ def interpreter_of(name: str, python: str | None = None) -> str:
                 "set the option python to an interpreter that has it."
             )
     return sys.executable
+
+
+def _check_has(name: str, python: str) -> None:
+    """Raise `UserError` unless an interpreter finds the package as its worker does, without importing it."""
+    module = PACKAGES[name].imports
+    found = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    if subprocess.run([python, "-I", "-c", found], capture_output=True, check=False).returncode:
+        raise UserError(
+            f"The option python of {name} is {python!r}, which does not find the package {module}. Install it there, "
+            f"or run agentloop envs install {name}, and leave the option out."
+        )
 
 
 def install(name: str, package: Package, *, python: str | None = None) -> Path:

@@ -15,7 +15,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 from agentloop.envs.workers.process import Program, WorkerProcess
@@ -188,13 +188,29 @@ def rows_of(program: Program, arguments: Mapping[str, Any]) -> Iterator[dict[str
     """
 
     async def found() -> list[dict[str, Any]]:
-        pool = WorkerPool(program)
-        try:
+        with closing(WorkerPool(program)) as pool:
             return await pool.rows(arguments)
-        finally:
-            pool.close()
 
     try:
         yield from run_blocking(found)
     except EnvError as error:
         raise UserError(f"The rows of {program.name} cannot be created: {error}") from error
+
+
+def check_starts(program: Program, episodes: Mapping[str, Mapping[str, Any]], *, seconds: float) -> None:
+    """Begin episodes (description -> arguments of `Worker.start`) in a temporary process, and close them.
+
+    Raises `UserError` with the description of the first that cannot begin.
+    """
+
+    async def begin_all() -> None:
+        with closing(WorkerPool(program)) as pool:
+            for described, arguments in episodes.items():
+                try:
+                    async with pool.episode(arguments, seconds=seconds):
+                        pass
+                except EnvError as error:
+                    raise UserError(f"No episode of {described} can begin: {error}") from error
+
+    if episodes:
+        run_blocking(begin_all)

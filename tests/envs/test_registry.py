@@ -197,6 +197,15 @@ def test_values_that_no_agent_can_have_are_refused(options, words):
         AgentProgram({"id": "0"}, **options)
 
 
+async def solve(task):
+    """An agent that does not take the model."""
+
+
+def test_an_agent_with_other_parameters_ends_the_start():
+    with pytest.raises(UserError, match=r"cannot be called as \(task, model\) .*: too many positional arguments"):
+        AgentProgram.check_rows([{"id": "0"}], {"agent": solve})
+
+
 @pytest.mark.slow
 async def test_a_command_that_cannot_be_started_names_its_option():
     with pytest.raises(UserError, match=r"Correct `check` in env\.options"):

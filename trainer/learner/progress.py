@@ -49,7 +49,8 @@ class Progress:
             return cls(**json.loads((folder / _PROGRESS_FILE).read_text()))
         except (OSError, TypeError, ValueError) as error:
             raise UserError(
-                f"{folder} does not contain the state of a learner: {error}. Use a folder that save wrote."
+                f"{folder} does not contain the state of a learner: {error}. If it is damaged, remove {folder.parent} "
+                "to resume from the checkpoint before it."
             ) from error
 
 

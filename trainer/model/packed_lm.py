@@ -152,7 +152,7 @@ def load_packed_lm(
     compiled: bool = False,
     sequence: SequenceGroup | None = None,
     adapt: Callable[[PackedCausalLM], None] | None = None,
-    key: str = "learner.model",
+    key: str = "model",
 ) -> PackedCausalLM:
     """Load a causal language model from a Hugging Face folder, in training mode and without dropout.
 

@@ -97,20 +97,24 @@ class CheckpointWriter:
             plain = {each.name: getattr(state, each.name) for each in fields(state)}
             plain |= {"queue": state.queue.as_json(), "format": FORMAT}
             (target / _STATE).write_text(json.dumps(plain, indent=1), encoding="utf-8")
-        for old in _complete(self._folder)[: -self._keep_last]:
-            shutil.rmtree(old.rename(replaced(old)))  # if killed, this leaves a hidden folder, not a partial checkpoint
+        remove_old(self._folder, keep_last=self._keep_last)
 
 
 def latest_checkpoint(folder: Path) -> tuple[Path, RunState] | None:
     """Return the newest checkpoint, as the folder of its learner and its state; None if there is none.
 
-    Raises `UserError` if another version of agentloop wrote it in another format.
+    Raises `UserError` if it is damaged, or if another version of agentloop wrote it in another format.
     """
     complete = _complete(folder)
     if not complete:
         return None
     newest = complete[-1]
-    plain = json.loads((newest / _STATE).read_text(encoding="utf-8"))
+    try:
+        plain = json.loads((newest / _STATE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{newest / _STATE} is damaged ({error}). Remove {newest} to resume from the checkpoint before it."
+        ) from error
     found = plain.pop("format", 1)
     if found != FORMAT:
         raise UserError(
@@ -141,6 +145,12 @@ def remove_unfinished(folder: Path) -> None:
     for path in folder.iterdir():
         if _UNFINISHED.fullmatch(path.name):
             shutil.rmtree(path)
+
+
+def remove_old(folder: Path, *, keep_last: int) -> None:
+    """Remove all but the newest checkpoints."""
+    for old in _complete(folder)[:-keep_last]:
+        shutil.rmtree(old.rename(replaced(old)))  # if killed, this leaves a hidden folder, not a partial checkpoint
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -14,8 +14,6 @@ from agentloop.trainer.run.checkpoints import checkpoint_steps
 from agentloop.trainer.run.folder import RunFolder, check_writable, step_name
 from agentloop.trainer.run.model_folder import locate_model
 
-_EXPORTED = "exported"
-
 
 def is_run(path: Path) -> bool:
     """Return whether a folder is a run folder."""
@@ -32,7 +30,7 @@ def trained_model(root: Path, step: int | None = None) -> tuple[Path, str]:
     if step is None and run.model.is_dir():
         return run.model, f"the trained model of {root}"
     chosen = _chosen(run, step)
-    folder = root / _EXPORTED / step_name(chosen)
+    folder = run.exported / step_name(chosen)
     if not folder.is_dir():
         export(root, folder, step=chosen)
     return folder, f"the model of {root} after step {chosen}"

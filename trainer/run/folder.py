@@ -5,6 +5,7 @@ metrics.jsonl                      one line for each step; step 0 is the evaluat
 trajectories/step_000001.jsonl.gz, eval_000000.jsonl.gz
 checkpoints/step_000010/           see `agentloop.trainer.run.checkpoints`
 model/                             the trained model in Hugging Face format, written when the run ends
+exported/step_000010/              the model of a checkpoint, written when it is first used
 tensorboard/, wandb/
 run.lock                           the process that writes to this folder
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from agentloop.errors import UserError
-from agentloop.process.atomic import atomic_file, write_text
+from agentloop.process.atomic import atomic_file, replaced, write_text
 from agentloop.trainer.run.lock import LOCK, check_free
 from agentloop.types.trajectory_io import write_jsonl
 
@@ -62,6 +64,7 @@ class RunFolder:
         self.trajectories = root / "trajectories"
         self.checkpoints = root / "checkpoints"
         self.model = root / "model"
+        self.exported = root / "exported"
 
     def check(self) -> None:
         """Raise `UserError` if `make` would or another run uses the folder, without creating it."""
@@ -138,7 +141,7 @@ class RunFolder:
             write_jsonl(temporary, trajectories)
 
     def forget_after(self, step: int) -> None:
-        """Remove the metrics and trajectories of steps after `step`, which are about to be repeated.
+        """Remove the metrics, trajectories and models of steps after `step`, which are about to be repeated.
 
         Files that a run does not write are kept.
         """
@@ -149,3 +152,13 @@ class RunFolder:
             ours = _TRAJECTORIES.fullmatch(path.name)
             if ours and (int(ours[1]) > step or path.name.startswith(".")):
                 path.unlink()
+        for folder in self.exported.iterdir() if self.exported.is_dir() else ():
+            if (exported := step_of(folder)) is not None and exported > step:
+                shutil.rmtree(folder)
+
+    def forget_model(self) -> None:
+        """Remove the model of an earlier end of a run that now trains further; its last checkpoint has it, too."""
+        if self.model.is_dir():
+            old = replaced(self.model)
+            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(self.model.rename(old))  # if killed, this leaves a hidden folder, not a partial model

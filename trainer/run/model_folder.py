@@ -11,6 +11,7 @@ from agentloop.config.resolved import context_length
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.sizing.shapes import shape_of
+from agentloop.vision.processor import FAMILIES
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 _POINTER = b"version https://git-lfs"
@@ -188,13 +189,30 @@ def _read_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder)
+        found = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"{folder / 'config.json'} cannot be read ({reason}). Set model to the folder of a model that transformers "
             "knows, or update transformers."
         ) from error
+    _check_decoder(found, folder)
+    return found
+
+
+def _check_decoder(hf_config: Any, folder: Path) -> None:
+    """Raise `UserError` for models that cannot sample one token after another: encoders, for example."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = hf_config.model_type
+    is_masked = any(name.endswith("ForMaskedLM") for name in hf_config.architectures or ())
+    is_causal = type(hf_config) in MODEL_FOR_CAUSAL_LM_MAPPING or kind in FAMILIES
+    if not is_causal or is_masked or getattr(hf_config, "is_encoder_decoder", False):
+        raise UserError(f"The model in {folder}, a {kind}, is not a causal language model. Set model to one.")
+    if not hf_config.get_text_config().num_hidden_layers:
+        raise UserError(
+            f"{folder / 'config.json'} has num_hidden_layers=0: a model needs a layer. Download the model again."
+        )
 
 
 def _from_hub(name: str, *, weights: bool) -> Path:

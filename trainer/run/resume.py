@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentloop.config.old_keys import updated, with_defaults
 from agentloop.config.run import RunConfig, TrainingConfig
 from agentloop.errors import UserError
-from agentloop.trainer.run.checkpoints import RunState, latest_checkpoint, remove_unfinished
+from agentloop.trainer.run.checkpoints import RunState, latest_checkpoint, remove_old, remove_unfinished
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.types.plain_data import flat
@@ -67,7 +67,10 @@ def open_run(config: TrainingConfig, root: Path) -> tuple[RunFolder, tuple[Path,
     folder.make()
     remove_unfinished(folder.checkpoints)
     checkpoint = checkpoint_to_resume(config, folder)
+    remove_old(folder.checkpoints, keep_last=config.run.keep_last)  # a full disk has room again after lowering it
     folder.forget_after(checkpoint[1].step if checkpoint else -1)
+    if checkpoint is None or checkpoint[1].step < config.run.steps:
+        folder.forget_model()
     folder.write_config(config.model_dump(mode="json"))
     return folder, checkpoint
 

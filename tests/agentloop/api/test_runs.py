@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 import agentloop
+from agentloop.api import evaluation
 from agentloop.errors import UserError
 from agentloop.process.blocking import run_blocking
 
@@ -71,3 +72,20 @@ async def test_below_a_running_event_loop_the_call_has_a_thread_of_its_own():
 
 async def _fails():
     raise ZeroDivisionError
+
+
+def test_two_rollouts_do_not_write_to_one_folder(sums, monkeypatch):
+    monkeypatch.chdir(sums.parent)
+    begun = []
+
+    def another_begins(*_):
+        begun.append(1)
+        if len(begun) == 1:
+            with pytest.raises(UserError, match=r"Another rollout writes to played \(process \d+ on .*\)\. Set output"):
+                agentloop.rollout(sums, output="played", progress=False)
+        return []
+
+    monkeypatch.setattr(evaluation, "run_blocking", another_begins)
+    monkeypatch.setattr("agentloop.api.figures.summary", lambda groups, threshold: {})
+    agentloop.rollout(sums, output="played", progress=False)
+    assert len(begun) == 1

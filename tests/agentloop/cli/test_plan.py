@@ -192,6 +192,21 @@ def test_invalid_arguments_are_explained(capsys, arguments, message):
     assert message in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "a bert, is not a causal language model"),
+        ({"model_type": "t5"}, "a t5, is not a causal language model"),
+        ({"model_type": "vit"}, "a vit, is not a causal language model"),
+        ({"model_type": "qwen3", "num_hidden_layers": 0}, "has num_hidden_layers=0: a model needs a layer"),
+    ],
+)
+def test_models_that_do_not_sample_are_refused(capsys, tmp_path: Path, config, message):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert _plan(_TINY, f"model={tmp_path}") == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_an_impossible_layout_of_the_recipe_is_reported(capsys, tmp_path: Path):
     assert _plan(_TINY, "--gpus", 3, "learner.backend=megatron", "learner.tensor_parallel=2") == 0
     assert "impossible: " in capsys.readouterr().out

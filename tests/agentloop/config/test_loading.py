@@ -4,6 +4,7 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
+from agentloop.api.recipe import load_run_config
 from agentloop.config.loading import ConfigOptions, ConfigPath, anchored, load_config
 from agentloop.errors import UserError
 from agentloop.registry.options import Config
@@ -170,3 +171,9 @@ def test_bad_configs_are_one_paragraph_with_the_path(tmp_path, text, overrides, 
 def test_missing_file(tmp_path):
     with pytest.raises(UserError, match="no config file"):
         load_config(Outer, tmp_path / "nothing.yaml")
+
+
+@pytest.mark.parametrize("key", ["eval.every", "limits.max_turns", "learner.lr", "data.max_prompt_tokens"])
+def test_a_truth_value_is_not_a_number(key):
+    with pytest.raises(UserError, match=rf"{key} is True: input should be a number\."):
+        load_run_config("tiny", [f"{key}=true"])

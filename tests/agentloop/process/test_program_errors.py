@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from asyncio import CancelledError
 
 import pytest
@@ -20,3 +22,21 @@ def test_status_and_message(error, status, printed, capsys):
 def test_other_errors_keep_their_traceback():
     with pytest.raises(ValueError, match="a bug"), errors_end_the_program():
         raise ValueError("a bug")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_learner_that_still_computes_is_not_torn_down(busy):
+    """As after a second Ctrl-C: Python would end its thread in the middle of C++, which aborts the process."""
+    script = f"""
+import atexit, time
+from agentloop.process.program_errors import errors_end_the_program
+from agentloop.process.threads import LEARNER
+LEARNER.submit(time.sleep, 60 if {busy} else 0)
+time.sleep(0.5)
+atexit.register(print, "torn down")
+with errors_end_the_program():
+    raise SystemExit(130)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, "torn down" in ended.stdout) == (130, not busy)

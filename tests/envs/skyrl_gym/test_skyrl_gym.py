@@ -168,6 +168,13 @@ def test_an_environment_that_cannot_be_made_is_a_failed_episode(package, columns
     assert says in trajectory.error
 
 
+def test_an_unknown_environment_ends_the_start(package):
+    rows = [in_our_form(row("gsm8k", "4")), in_our_form(row("gsm9k", "4"))]
+    SkyRLGym.check_rows(rows[:1], {})
+    with pytest.raises(UserError, match=r"No episode of the environment gsm9k can begin: .*gsm9k"):
+        SkyRLGym.check_rows(rows, {})
+
+
 def test_a_module_that_registers_an_environment_is_imported(package):
     question = in_our_form({**row("gsm8k", "4"), "env_class": None})
     assert play_script(SkyRLGym(question, id="skyrl_gym.envs:gsm8k"), ["#### 4"]).reward == 1.0

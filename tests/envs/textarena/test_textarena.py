@@ -135,6 +135,13 @@ def test_a_game_that_cannot_be_played_is_a_failed_episode(package, row, players,
     assert says in trajectory.error
 
 
+def test_a_wrong_number_of_players_ends_the_start(package):
+    rows = [row_of("Nim-v0"), row_of("Nim-v0"), row_of("TicTacToe-v0")]
+    TextArena.check_rows(rows, {"players": {"a": "policy", "b": ["policy", {"script": "x.py:f"}]}})
+    with pytest.raises(UserError, match=r"Nim-v0 with the 1 players of env\.options can begin: .* received 1"):
+        TextArena.check_rows(rows, {"players": {"a": "policy"}})
+
+
 def test_rows_take_the_games_in_turn(package):
     options = {"games": {"Nim-v0": {"piles": [1, 2]}, "TicTacToe-v0": None}, "size": 3, "seed": 5}
     rows = load_dataset("agentloop.envs.textarena.env:tasks", options=options, needs_prompt=False)

@@ -99,6 +99,9 @@ def test_an_interpreter_that_is_too_old_is_refused():
 def test_an_interpreter_of_an_own_virtual_environment_stays_in_it(tmp_path):
     venv.create(tmp_path / "own", with_pip=False)
     python = tmp_path / "own" / "bin" / "python"
+    with pytest.raises(UserError, match=r"does not find the package textarena\. Install it there"):
+        interpreter_of("textarena", str(python))
+    (next(python.parents[1].glob("lib/*/site-packages")) / "textarena.py").touch()
     assert interpreter_of("textarena", str(python)) == str(python)  # not what the link points to
 
 

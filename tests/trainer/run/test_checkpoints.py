@@ -78,6 +78,14 @@ async def test_a_checkpoint_of_another_version_is_refused_with_a_way_out(tmp_pat
         latest_checkpoint(tmp_path)
 
 
+async def test_a_damaged_checkpoint_is_named_with_a_way_out(tmp_path):
+    for step in (2, 3):
+        await save(tmp_path, Learner(), state(step), keep_last=2)
+    (tmp_path / "step_000003" / "state.json").write_text('{"step": 3, "sam')
+    with pytest.raises(UserError, match=r"state\.json is damaged .* Remove .*step_000003 to resume from the"):
+        latest_checkpoint(tmp_path)
+
+
 def test_no_checkpoint_is_none(tmp_path):
     assert latest_checkpoint(tmp_path) is None
 

@@ -41,7 +41,10 @@ def test_files_of_later_steps_are_removed(folder):
         file.write('{"ste')
     (folder.trajectories / "eval_000003.jsonl.gz").touch()
     (folder.trajectories / ".tmp-step_000000.jsonl.gz").touch()  # half written
+    for step in (1, 2):
+        (folder.exported / f"step_{step:06d}").mkdir(parents=True)
     folder.forget_after(1)
+    assert [path.name for path in folder.exported.iterdir()] == ["step_000001"]
     assert [json.loads(line)["step"] for line in folder.metrics_file.read_text().splitlines()] == [0, 1]
     assert sorted(path.name for path in folder.trajectories.iterdir()) == [
         "step_000000.jsonl.gz",

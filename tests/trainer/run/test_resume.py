@@ -1,10 +1,14 @@
+import json
+
 import pytest
 
 from agentloop.config.loading import validated
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
+from agentloop.trainer.run.checkpoints import FORMAT
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.resume import changed_keys, open_run
+from agentloop.trainer.schedule.queue import QueueState
 
 
 def config(**sections):
@@ -174,3 +178,29 @@ def test_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     _, checkpoint = open_run(config(), tmp_path)
     assert checkpoint is None
     assert folder.read_metrics() == []
+
+
+def save(folder, step):
+    path = folder.checkpoints / f"step_{step:06d}"
+    path.mkdir()
+    state = {"step": step, "sampler": {}, "config": folder.read_config(), "queue": QueueState().as_json()}
+    (path / "state.json").write_text(json.dumps(state | {"format": FORMAT}))
+
+
+def test_a_run_that_trains_further_has_no_model_until_its_new_end(tmp_path):
+    folder, _ = open_run(config(run={"steps": 3}), tmp_path)
+    save(folder, 3)
+    folder.model.mkdir()
+    open_run(config(run={"steps": 3}), tmp_path)
+    assert folder.model.is_dir()
+    open_run(config(run={"steps": 4}), tmp_path)
+    assert not folder.model.exists()
+
+
+def test_surplus_checkpoints_make_room_before_the_next_one_is_written(tmp_path):
+    folder, _ = open_run(config(run={"keep_last": 3}), tmp_path)
+    for step in (1, 2, 3):
+        save(folder, step)
+    _, checkpoint = open_run(config(run={"keep_last": 1}), tmp_path)
+    assert checkpoint is not None
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["step_000003"]

@@ -219,3 +219,10 @@ def test_an_unknown_address_shows_a_message(open_page, folder):
     page = open_page(folder.root, place="#/nowhere")
     expect(page.locator("main")).to_have_text("There is no page nowhere.")
     expect(page).to_have_title(re.compile("agentloop view"))
+
+
+def test_any_number_of_runs_have_colours_of_their_own(many, open_page):
+    colours = open_page(many.root).evaluate(
+        "async () => { const { colour } = await import('./live.js'); return [...Array(40).keys()].map(colour); }"
+    )
+    assert len(set(colours)) == 40

@@ -79,7 +79,7 @@ class Models:
         """Return the frozen reference model on the device, but not yet placed. Call it after `policy`."""
         config = self._config
         folder = Path(config.reference or config.model).expanduser()
-        key = "learner.reference" if config.reference else "learner.model"
+        key = "learner.reference" if config.reference else "model"
         reference = load_packed_lm(folder, self.compute_dtype, kernel=self._kernel, sequence=self.sequence, key=key)
         reference = reference.requires_grad_(False).to(self._device)
         self.padded |= reference.recurrent.padded

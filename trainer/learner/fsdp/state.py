@@ -157,8 +157,8 @@ def _read(state: dict[str, Any], folder: Path) -> None:
             if isinstance(failure, UserError):
                 raise failure from error
         raise UserError(
-            f"The state in {folder} does not fit the model: {str(error).strip()} "
-            "Resume with the learner.model that the run was started with."
+            f"The state in {folder} does not fit the model, or is damaged: {str(error).strip()} Set model to the one "
+            f"with which the run was started, or remove {folder.parent} to resume from the checkpoint before it."
         ) from error
 
 

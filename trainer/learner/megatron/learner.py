@@ -72,7 +72,7 @@ class MegatronLearner(BaseLearner):
             self._reference: Stage | None = None
             if config.needs_reference:
                 folder = Path(config.reference or config.model).expanduser()
-                key = "learner.reference" if config.reference else "learner.model"
+                key = "learner.reference" if config.reference else "model"
                 self._reference, _ = self._load(_hf_config(folder, key), layout, folder)
                 self._reference.requires_grad_(False)
         self._shelf = ShardedShelf()
@@ -233,7 +233,7 @@ class MegatronLearner(BaseLearner):
         state.save_hf(folder, self.weights(), Path(self.config.model).expanduser(), self.config.save_dtype)
 
 
-def _hf_config(folder: Path, key: str = "learner.model") -> Any:
+def _hf_config(folder: Path, key: str = "model") -> Any:
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{folder} is not a model folder: it has no config.json. Set {key} to a folder in Hugging Face "

@@ -102,8 +102,7 @@ def _restore(saved: dict[str, Any], model: nn.Module, training: Training, folder
     )
     if not fits:
         raise UserError(
-            f"The state in {folder} does not fit the model. Resume with the learner.model that the run "
-            "was started with."
+            f"The state in {folder} does not fit the model. Set model to the one with which the run was started."
         )
     for name, value in own["model"].items():
         value.copy_(saved["model"][name])

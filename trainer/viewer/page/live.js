@@ -3,7 +3,8 @@ import { get } from "./dom.js";
 
 const COLOURS = ["#3b82d6", "#dd7a2e", "#3f9f63", "#c94f63", "#8b68d0", "#a0764c", "#cc66ab", "#5d8296", "#a59a2c"];
 
-export const colour = (index) => COLOURS[index % COLOURS.length];
+// Further runs get hues at the golden angle, which are different for any number of runs.
+export const colour = (index) => COLOURS[index] ?? `hsl(${Math.round(index * 137.508) % 360} 55% 52%)`;
 
 // Each run has its name, state, files and metrics, which grow.
 export const runs = [];

@@ -78,5 +78,8 @@ class OpenRequest:
                 self.request.trajectory_id(place), group_id, place=place, stop_reason=StopReason.ENGINE_ERROR
             )
             failed.count(FailureKind.ENGINE)
-            failed.error = f"{self.num_lost} workers died while they played it; last cause: {cause}"
+            failed.error = (
+                f"{self.num_lost} workers died while they played it; last cause: {cause}. If their memory sufficed, "
+                "look for code of a tool, an environment or a reward that ends its process, such as os._exit."
+            )
             self.add(failed)

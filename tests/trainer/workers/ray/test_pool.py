@@ -159,7 +159,9 @@ async def test_a_request_that_kills_its_workers_is_given_up_and_the_others_are_p
     orders = make_requests("good", range(2), n=2, seed=0)
     played = await asyncio.gather(workers.play(bad), *(workers.play(order) for order in orders))
     assert all(is_failed(t) for t in played[0].trajectories)
-    assert "2 workers died while they played it" in played[0].trajectories[0].error
+    error = played[0].trajectories[0].error
+    assert "2 workers died while they played it" in error
+    assert error.endswith("that ends its process, such as os._exit.")  # and not advice about the engine
     assert played[0].trajectories[0].failures == {"engine": 1}
     assert len(played) == 3
     (sums / "deadly").unlink()
