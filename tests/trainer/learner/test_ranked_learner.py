@@ -257,6 +257,13 @@ def test_ranks_refuse_a_model_together(options: dict[str, object], pool: _Pool, 
         create(learner_config(folder, **options), pool.of(RANKS))
 
 
+def test_ranks_gather_repeated_layers_for_every_micro_batch(pool: _Pool, tmp_path: Path):
+    """Once per mini-batch, ranks with different numbers of micro-batches would wait for each other."""
+    folder = save_small_model("hrm_text", tmp_path)
+    with pytest.raises(UserError, match="runs its layers several times in one pass"):
+        create(learner_config(folder, gather_once=True), pool.of(RANKS))
+
+
 def test_indivisible_head_count_raises_with_the_numbers(tiny_qwen3, pool: _Pool):
     folder = tiny_qwen3(num_attention_heads=6, num_key_value_heads=3)
     with pytest.raises(UserError, match=r"cannot divide 6 heads and 3 key-value heads. This model supports 3, 6\."):
