@@ -137,9 +137,9 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sample
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Result]]:
     """Return models of other families, and the results of one rank for `_batch()`.
 
-    Layers of zamba have common weights.
+    Layers of zamba have common weights. In latent attention, heads of values have another size.
     """
-    models = {name: save_small_model(name, tmp_path_factory.mktemp(name)) for name in ("zamba",)}
+    models = {name: save_small_model(name, tmp_path_factory.mktemp(name)) for name in ("zamba", "deepseek_v3")}
     samples = list(_batch().samples)
     return {name: (model, asyncio.run(compute(model, Case(), samples))) for name, model in models.items()}
 
@@ -209,6 +209,7 @@ async def test_adapters_of_experts_on_ranks_equal_those_on_one(pool: _Pool, expe
     [
         ("zamba", {"gather_once": False, "token_budget": 80}),
         ("zamba", {"gather_once": True, "token_budget": 80}),
+        ("deepseek_v3", {"sequence_parallel": 2}),
     ],
 )
 async def test_ranks_train_other_families_as_one(
