@@ -92,6 +92,12 @@ class PackedCausalLM(nn.Module):
         is_local = any("sliding" in kind or "chunked" in kind for kind in kinds)
         return is_local or bool(not kinds and getattr(config, "sliding_window", None))
 
+    @property
+    def repeats_layers(self) -> bool:
+        """Whether one pass runs the same layers several times, as in HRM."""
+        model: Any = self.model
+        return getattr(model.config.get_text_config(), "num_layers_per_stack", None) is not None
+
     def layers(self) -> list[nn.Module]:
         """Return the layers of vision tower and decoder in order; each is a unit of sharding."""
         return self._layers_of(self.model)

@@ -133,6 +133,17 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sample
     return model, samples, asyncio.run(compute(model, _EXPERTS, samples))
 
 
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Result]]:
+    """Return models of other families, and the results of one rank for `_batch()`.
+
+    Layers of zamba have common weights. In latent attention, heads of values have another size.
+    """
+    models = {name: save_small_model(name, tmp_path_factory.mktemp(name)) for name in ("zamba", "deepseek_v3")}
+    samples = list(_batch().samples)
+    return {name: (model, asyncio.run(compute(model, Case(), samples))) for name, model in models.items()}
+
+
 _MOVING = Case({"kl_coef": 0.3, "reference_every": 1}, steps=3)
 
 
@@ -171,7 +182,7 @@ class _Pool:
 
 
 @pytest.fixture(scope="module")
-def pool(expected: object, images: object, experts: object, moving: object) -> Iterator[_Pool]:
+def pool(expected: object, images: object, experts: object, families: object, moving: object) -> Iterator[_Pool]:
     """Return the pool. Results of one rank come first: a process that has ranks cannot train on one."""
     pool = _Pool()
     yield pool
@@ -191,6 +202,21 @@ async def test_adapters_of_experts_on_ranks_equal_those_on_one(pool: _Pool, expe
     assert expected.update_norm("model.layers.0.mlp.experts.gate_up_proj") > 0.01
     layout = Layout(RANKS, {"gather_once": False, "token_budget": 80})
     assert_equal(await compute(model, _EXPERTS, samples, layout, pool.of(RANKS)), expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("zamba", {"gather_once": False, "token_budget": 80}),
+        ("zamba", {"gather_once": True, "token_budget": 80}),
+        ("deepseek_v3", {"sequence_parallel": 2}),
+    ],
+)
+async def test_ranks_train_other_families_as_one(
+    family: str, options: dict[str, object], pool: _Pool, families: dict[str, tuple[Path, Result]]
+):
+    model, expected = families[family]
+    assert_equal(await compute(model, Case(), list(_batch().samples), Layout(RANKS, options), pool.of(RANKS)), expected)
 
 
 def test_the_cases_differ_from_each_other(expected: dict[str, Result]):
@@ -255,6 +281,13 @@ def test_ranks_refuse_a_model_together(options: dict[str, object], pool: _Pool, 
     folder = save_small_model("phimoe", tmp_path)
     with pytest.raises(UserError, match="PhimoeAttention"):
         create(learner_config(folder, **options), pool.of(RANKS))
+
+
+def test_ranks_gather_repeated_layers_for_every_micro_batch(pool: _Pool, tmp_path: Path):
+    """Once per mini-batch, ranks with different numbers of micro-batches would wait for each other."""
+    folder = save_small_model("hrm_text", tmp_path)
+    with pytest.raises(UserError, match="runs its layers several times in one pass"):
+        create(learner_config(folder, gather_once=True), pool.of(RANKS))
 
 
 def test_indivisible_head_count_raises_with_the_numbers(tiny_qwen3, pool: _Pool):

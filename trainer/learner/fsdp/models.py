@@ -128,7 +128,14 @@ class Models:
         if self.offload == "all" and config.gather_once:
             raise UserError("learner.offload=all copies layers to the device one at a time. Omit gather_once.")
         once = config.gather_once
-        if once is None and self.offload != "all":
+        # FSDP gathers and reduces a layer at each use, so ranks with different numbers of micro-batches would hang.
+        in_lockstep = self.mesh.size() > 1 and policy.repeats_layers
+        if once and in_lockstep:
+            raise UserError(
+                "learner.gather_once is true, but this model runs its layers several times in one pass, so several "
+                "ranks must gather them for every micro-batch. Omit gather_once."
+            )
+        if once is None and self.offload != "all" and not in_lockstep:
             once = self.mesh.size() == 1 or fits_unsharded(policy, self._device, self.compute_dtype)
         if config.checkpointing == "sparse" and not once:
             raise UserError(

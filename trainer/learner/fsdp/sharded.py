@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -33,7 +34,10 @@ class ShardedModel:
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
         where = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
         self._units: list[FSDPModule] = []
-        for module in [*policy.layers(), policy]:
+        layers = policy.layers()[::-1]  # FSDP needs a layer inside another one first
+        common = _common_parameters(layers)
+        alone = [layer for layer in layers if common.isdisjoint(layer.parameters())]
+        for module in [*alone, policy]:
             fully_shard(
                 module,
                 mesh=mesh,
@@ -63,6 +67,19 @@ class ShardedModel:
             root.set_requires_gradient_sync(is_last)
             root.set_reshard_after_backward(is_last)
             root.set_is_last_backward(is_last)
+
+
+def _common_parameters(layers: Sequence[nn.Module]) -> set[nn.Parameter]:
+    """Return the parameters that several modules inside the layers have, as in Zamba.
+
+    FSDP shards a parameter once, so their layers are sharded as a part of the whole model.
+    """
+    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    for layer in layers:
+        for module in layer.modules():
+            for parameter in module.parameters(recurse=False):
+                owners.setdefault(parameter, set()).add(module)
+    return {parameter for parameter, modules in owners.items() if len(modules) > 1}
 
 
 def fits_unsharded(policy: PackedCausalLM, device: torch.device, compute_dtype: torch.dtype) -> bool:

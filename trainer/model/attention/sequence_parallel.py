@@ -63,9 +63,11 @@ class SequenceGroup:
             copies = self.size // key.shape[1]
             key, value = key.repeat_interleave(copies, dim=1), value.repeat_interleave(copies, dim=1)
         parts = [tensor.unflatten(1, (self.size, -1)).transpose(0, 1) for tensor in (query, key, value)]
-        rows = self._exchange(torch.cat(parts, dim=2)).flatten(0, 1)[:num_tokens]
-        found = rows.split([part.shape[2] for part in parts], dim=1)
-        return found[0], found[1], found[2]
+        # Heads are flattened, because in latent attention those of values have another size.
+        rows = self._exchange(torch.cat([part.flatten(2) for part in parts], dim=2)).flatten(0, 1)[:num_tokens]
+        found = rows.split([part.shape[2] * part.shape[3] for part in parts], dim=1)
+        query, key, value = (row.unflatten(1, part.shape[2:]) for row, part in zip(found, parts, strict=True))
+        return query, key, value
 
     def to_tokens(self, rows: Tensor, length: int) -> Tensor:
         """Convert own heads of the row [num_tokens, heads / size, d] to all heads of own tokens, [length, heads, d]."""

@@ -83,7 +83,11 @@ METRICS = (
     Metric("learner/reference_kl", "nats", "KL divergence to the reference model.", "It keeps growing."),
     Metric("learner/clip_fraction", "share", "Tokens whose update was clipped.", "It is above 0.3: lower the rate."),
     Metric("learner/dual_clip_fraction", "share", "Tokens that the second bound clipped.", "It is above 0.05."),
-    Metric("learner/sequence_ratio", "ratio", "Mean ratio of new to old probability of whole episodes."),
+    Metric(
+        "learner/sequence_ratio",
+        "ratio",
+        "Geometric mean of the ratios of an episode, averaged over tokens.",
+    ),
     Metric("learner/importance_weight", "ratio", "Mean weight of the corrections of stale tokens.", "It is below 0.5."),
     Metric("learner/rejected", "share", "Tokens that the corrections rejected.", "It is above 0.3."),
     Metric("learner/accuracy", "share", "Pairs of dpo whose better answer has the higher reward.", "It stays at 0.5."),
