@@ -16,7 +16,7 @@ class AuxiliaryModelConfig(Config):
     model: ConfigPath | None = None
     """Folder of the initial model; None: the model of the policy."""
     lr: float = Field(default=1e-5, ge=0)
-    """Learning rate; its schedule is constant."""
+    """Learning rate; constant after `learner.warmup_updates`."""
     mini_batches: int = Field(default=1, ge=1)
     """Number of optimizer updates per batch."""
 
@@ -51,7 +51,7 @@ class ProcessRewardConfig(AuxiliaryModelConfig):
     """
 
     lr: float = Field(default=1e-6, ge=0)
-    """Learning rate; its schedule is constant."""
+    """Learning rate; constant after `learner.warmup_updates`."""
     beta: float = Field(default=0.05, gt=0)
     """Factor of the log-ratio to the initial model."""
 

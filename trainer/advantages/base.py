@@ -106,6 +106,11 @@ def evaluate(advantage: Advantage, groups: Sequence[Sequence[Outcome]], options:
                     f"outcome with {outcome.num_sampled} sampled tokens. Return one number, or an array with one for "
                     "each token."
                 )
+            if not np.isfinite(value).all():
+                raise WrongTypeError(
+                    f"{named(advantage.function)} returned an advantage that is not finite for an outcome with the "
+                    f"reward {outcome.reward}. Return finite numbers."
+                )
     return found
 
 

@@ -267,6 +267,7 @@ _RETURNED = {
     "one group": lambda groups: [[0.0, 0.0]],
     "one outcome": lambda groups: [[0.0] for _ in groups],
     "None": lambda groups: None,
+    "infinity": lambda groups: [[math.inf for _ in group] for group in groups],
     "too few tokens": lambda groups: [[np.zeros(1) for _ in group] for group in groups],
 }
 
