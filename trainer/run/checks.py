@@ -73,6 +73,12 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
             f"{overlong.buffer}, but {setting} is {longest}: no episode would be penalised. Set max_sampled_tokens to "
             f"{longest} or less, or remove overlong."
         )
+    engine = config.engine.options.get("max_model_len")
+    if isinstance(engine, int) and 0 < engine < (config.limits.max_tokens or 0):
+        yield (
+            f"limits.max_tokens is {config.limits.max_tokens}, but engine.options.max_model_len is {engine}, where the "
+            f"engine would cut episodes. Set limits.max_tokens={engine}, or remove max_model_len."
+        )
     if config.eval.every and config.data.eval is None:
         yield f"eval.every is {config.eval.every}, but there are no held-out tasks. Set data.eval, or eval.every=0."
 

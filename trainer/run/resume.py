@@ -11,11 +11,13 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from agentloop.config.old_keys import updated, with_defaults
+from agentloop.config.resolved import context_length
 from agentloop.config.run import RunConfig, TrainingConfig
 from agentloop.errors import UserError
 from agentloop.trainer.run.checkpoints import RunState, latest_checkpoint, remove_old, remove_unfinished
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
+from agentloop.trainer.run.model_folder import locate_model
 from agentloop.types.plain_data import flat
 
 _log = logging.getLogger(__name__)
@@ -85,13 +87,39 @@ def checkpoint_to_resume(config: TrainingConfig, folder: RunFolder) -> tuple[Pat
     before = folder.read_config() if has_trained else None
     started_with = checkpoint[1].config if checkpoint else before
     resolved = config.model_dump(mode="json")
-    if started_with is not None and (changed := changed_keys(started_with, resolved, type(config))):
+    changed = [] if started_with is None else changed_keys(started_with, resolved, type(config))
+    if started_with is not None and isinstance(config, RunConfig):
+        changed += _changed_length(started_with, config)
+    if changed:
         reason = _reason_of_length(config, folder) if any(each.startswith("run.steps:") for each in changed) else ""
         raise UserError(
             f"The run in {folder.root} was started with other settings: {'; '.join(changed)}. Set them back to resume "
             f"it, or set run.folder to a new folder.{reason}"
         )
     return checkpoint
+
+
+def _changed_length(before: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Return 'what: old -> new' if episodes may have other lengths because of keys that may change."""
+    old, new = (
+        _longest_episode(updated(dict(flat(with_defaults(RunConfig, each)))))
+        for each in (before, config.model_dump(mode="json"))
+    )
+    if old != new and (context := context_length(locate_model(config.model, weights=False))) is not None:
+        old, new = min(old, context), min(new, context)
+    if old == new:
+        return []
+    return [
+        f"the most tokens of an episode: {old} -> {new} (the smallest of engine.options.max_model_len and, if "
+        "limits.max_tokens is not set, learner.token_budget)"
+    ]
+
+
+def _longest_episode(settings: Mapping[str, Any]) -> int:
+    """Return the most tokens of an episode, apart from the model's context."""
+    most: int = settings.get("limits.max_tokens") or settings["learner.token_budget"]
+    engine = settings.get("engine.options.max_model_len")
+    return min(most, engine) if isinstance(engine, int) and engine > 0 else most
 
 
 def _reason_of_length(config: TrainingConfig, folder: RunFolder) -> str:

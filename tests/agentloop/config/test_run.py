@@ -185,6 +185,10 @@ def test_the_config_of_another_command_is_recognised(tmp_path):
             ["algorithm.overlong={max_sampled_tokens: 100000, buffer: 100}"],
             ["max_sampled_tokens is 100000", "learner.token_budget is 16384"],
         ),
+        (
+            ["limits.max_tokens=384", "engine.options.max_model_len=256"],
+            ["limits.max_tokens is 384, but engine.options.max_model_len is 256", "Set limits.max_tokens=256"],
+        ),
         (["engine.name=hf", "learner.lora.publish=adapters"], ["learner.lora.publish=merged", "engine.name=vllm"]),
         (["learner.lora.publish=adapters", "placement.sleep=true"], ["learner.lora.publish", "placement.sleep=false"]),
     ],
@@ -206,6 +210,8 @@ def test_impossible_settings_are_refused_before_anything_loads(tmp_path, overrid
         # With over-sampling a step starts more groups than it trains on.
         ["staleness={when_late: drop, window: 99}", "algorithm.dynamic_sampling.oversampling=1.5"],
         ["critic.lr=1e-3", "algorithm.advantage=gae"],
+        ["engine.options.max_model_len=256"],
+        ["limits.max_tokens=256", "engine.options.max_model_len=384"],
         ["process_reward.lr=1e-3", "algorithm.advantage=prime"],
         ["algorithm.overlong={max_sampled_tokens: 1123, buffer: 100}", "limits.max_tokens=1024"],
         # The penalty counts all token streams of an episode, and an agent may have several.

@@ -204,3 +204,19 @@ def test_surplus_checkpoints_make_room_before_the_next_one_is_written(tmp_path):
     _, checkpoint = open_run(config(run={"keep_last": 1}), tmp_path)
     assert checkpoint is not None
     assert [path.name for path in folder.checkpoints.iterdir()] == ["step_000003"]
+
+
+def test_settings_that_may_change_do_not_change_the_length_of_episodes(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 1000}')
+
+    def opened(**sections):
+        return open_run(config(model=str(tmp_path / "model"), **sections), tmp_path / "run")
+
+    folder, _ = opened(learner={"token_budget": 2000})
+    folder.append_metrics({"step": 1})
+    with pytest.raises(UserError, match=r"the most tokens of an episode: 1000 -> 500 \(the smallest"):
+        opened(learner={"token_budget": 500})
+    with pytest.raises(UserError, match="the most tokens of an episode: 1000 -> 600"):
+        opened(engine={"options": {"max_model_len": 600}}, learner={"token_budget": 2000})
+    opened(learner={"token_budget": 1500}, engine={"options": {"max_model_len": 1000}})
