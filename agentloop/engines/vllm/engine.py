@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from agentloop.types.image import PlacedImage
     from agentloop.weights.handle import WeightHandle
 
+_ABANDON_SECONDS = 0.2
+
 
 @dataclass(eq=False, slots=True)
 class _Turn:
@@ -125,7 +127,9 @@ class VllmEngine(Engine):
             self.llm = await asyncio.shield(launching)
         except asyncio.CancelledError:
             # The thread goes on, and its engine core would keep this process from ending.
-            await asyncio.wait({launching})
+            while not launching.done():
+                self._launcher.abandon()
+                await asyncio.wait({launching}, timeout=_ABANDON_SECONDS)
             if launching.exception() is None:
                 self.llm = launching.result()
             await self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -54,6 +55,8 @@ class VllmLauncher:
         self._shares_gpu = shares_gpu
         self._sleeps = sleeps
         self._max_pixels = max_pixels
+        self._other_cores: set[int | None] = set()
+        """Process ids of the engine cores that ran before this one was started."""
         self.sockets = SocketFolder()
         """Folder of vLLM's sockets, which vLLM does not remove."""
         self.shapes: dict[str, tuple[int, ...]] | None = None
@@ -95,7 +98,8 @@ class VllmLauncher:
             )
         try:
             args = AsyncEngineArgs(**self._arguments(AsyncEngineArgs.__dataclass_fields__))
-            with self.sockets.used():
+            with self.sockets.used():  # by one start at a time
+                self._other_cores = {process.pid for process in _engine_cores()}
                 return AsyncLLM.from_engine_args(args)
         except TypeError as error:
             raise UserError(f"vLLM does not take these engine arguments: {error}.") from error
@@ -104,6 +108,15 @@ class VllmLauncher:
                 f"vLLM cannot start with the model {self._model!r}: {type(error).__name__}: {error} "
                 "See the log above; VLLM_LOGGING_LEVEL=INFO adds details."
             ) from error
+
+    def abandon(self) -> None:
+        """Kill the engine core that a `launch` in another thread has started, so that it fails. Call it until it has.
+
+        Otherwise vLLM would start to the end, which takes a minute or more.
+        """
+        for process in _engine_cores():
+            if process.pid not in self._other_cores:
+                process.kill()
 
     def _arguments(self, known: Collection[str]) -> dict[str, Any]:
         """Return the arguments of `AsyncEngineArgs`, whose fields are `known`."""
@@ -147,6 +160,10 @@ class VllmLauncher:
         if args["enforce_eager"] is None:
             args["enforce_eager"] = current_platform.is_cpu()
         return args
+
+
+def _engine_cores() -> list[Any]:
+    return [process for process in multiprocessing.active_children() if process.name.startswith("EngineCore")]
 
 
 def _chooses_graphs(args: Mapping[str, Any]) -> bool:

@@ -2,8 +2,11 @@
 
 import asyncio
 import importlib
+import multiprocessing
+import signal
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -105,7 +108,9 @@ async def test_an_engine_that_is_cancelled_while_it_starts_is_shut_down(tmp_path
         return SimpleNamespace(errored=True, shutdown=stopped.append)
 
     engine = VllmEngine(tmp_path)
-    engine._launcher = SimpleNamespace(launch=launch, sockets=SimpleNamespace(remove=lambda: None))
+    engine._launcher = SimpleNamespace(
+        launch=launch, abandon=lambda: None, sockets=SimpleNamespace(remove=lambda: None)
+    )
     starting = asyncio.create_task(engine.start())
     await asyncio.to_thread(launching.wait, 60)
     starting.cancel()
@@ -114,3 +119,30 @@ async def test_an_engine_that_is_cancelled_while_it_starts_is_shut_down(tmp_path
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert len(stopped) == 1
+
+
+async def test_a_cancelled_start_does_not_wait_until_the_engine_core_has_started(tmp_path, monkeypatch):
+    def core():
+        process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
+        process.start()
+        return process
+
+    def launch():
+        mine.append(core())
+        launching.set()
+        mine[0].join()
+        raise UserError("the engine core has ended")
+
+    launching, mine, other = threading.Event(), [], core()
+    engine = VllmEngine(tmp_path)
+    engine._launcher._other_cores = {other.pid}
+    monkeypatch.setattr(engine._launcher, "launch", launch)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.to_thread(launching.wait, 60)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert mine[0].exitcode == -signal.SIGKILL
+    assert other.is_alive()
+    other.kill()
+    other.join()
