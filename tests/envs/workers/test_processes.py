@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -175,23 +176,27 @@ def test_rows_come_from_a_process_of_their_own():
 
 
 async def test_processes_killed_at_random_moments_lose_their_own_episodes_only():
-    pool = WorkerPool(toy(), processes=3)
-    rng = random.Random(0)
-    outcomes, pids = [], set()
+    pool, rng, room = WorkerPool(toy(), processes=3), random.Random(0), asyncio.Semaphore(30)
+    outcomes, pids, steps = [], set(), count()
+    due = asyncio.Event()
 
     async def play(length):
         try:
-            async with pool.episode({}, seconds=30) as game:
+            async with room, pool.episode({}, seconds=30) as game:
                 pids.add(game.first["pid"])
                 for _ in range(length):
                     total = await game.step({"do": "sleep", "seconds": 0.002})
+                    if next(steps) % 500 == 250:
+                        due.set()
                 outcomes.append(total == length)
         except EnvError as error:
             outcomes.append(str(error))
 
     async def kill():
-        while True:
-            await asyncio.sleep(rng.uniform(0.05, 0.2))
+        while True:  # after a number of steps, so that a busy machine loses no more episodes than others
+            await due.wait()
+            due.clear()
+            await asyncio.sleep(rng.uniform(0.0, 0.01))
             if alive := [pid for pid in pids if is_alive(pid)]:
                 os.kill(rng.choice(alive), signal.SIGKILL)
 
