@@ -99,7 +99,7 @@ class RunResult:
         output: str | PathLike[str],
         *,
         step: int | None = None,
-        dtype: Literal["float32", "bfloat16", "float16", "auto"] | None = None,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None,
     ) -> Path:
         """Write the model of a checkpoint as a Hugging Face folder, and return the folder.
 
