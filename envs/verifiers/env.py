@@ -131,5 +131,5 @@ def _absolute(id: str) -> str:
         return id
     file = Path(id).absolute()
     if not file.is_file():
-        raise UserError(f"There is no file {file}. Correct `id` of the verifiers tasks.")
+        raise UserError(f"There is no file {file}. Correct the `id` of the verifiers environment.")
     return str(file)

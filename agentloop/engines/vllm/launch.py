@@ -169,11 +169,9 @@ def _engine_cores() -> list[Any]:
 def _chooses_graphs(args: Mapping[str, Any]) -> bool:
     """Return whether given arguments say which CUDA graphs to capture."""
     compilation = args.get("compilation_config")
-    if compilation is None:
-        compilation = {}
-    return not isinstance(compilation, Mapping) or any(
-        name in given for given in (args, compilation) for name in _GRAPH_OPTIONS
-    )
+    if not isinstance(compilation, Mapping | None):
+        return True
+    return any(name in {**args, **(compilation or {})} for name in _GRAPH_OPTIONS)
 
 
 def _family(model: str) -> str:

@@ -1,4 +1,4 @@
-"""A command ends when its process ends, whatever it left behind."""
+"""A command ends with its process, even if its child processes still run."""
 
 import os
 import time
