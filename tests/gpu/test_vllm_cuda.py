@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from agentloop.errors import UserError
 from agentloop.weights.tensors import TensorWeights
 
 _FILE = Path(__file__).parents[1] / "agentloop" / "engines" / "vllm" / "test_engine.py"
@@ -94,23 +95,26 @@ async def test_tied_head_follows_the_embedding(tmp_path):
         await engine.close()
 
 
-async def test_one_graph_for_each_step_computes_the_same(tmp_path):
-    """Turns that begin while others run share steps with them. vLLM's default captures such steps layer by layer."""
+@pytest.mark.parametrize("mode", ["FULL", "FULL_AND_PIECEWISE"])
+async def test_log_probabilities_are_right_in_steps_in_which_turns_begin(tmp_path, mode):
+    """Turns that begin while others run share steps, and CUDA graphs, with them."""
+    from agentloop.engines.vllm.compat import can_capture_mixed_steps
+
     model = _tests.random_model().bfloat16()
     model.save_pretrained(tmp_path)
-    reference = _tests.random_model().bfloat16().float()
-    errors = {}
-    for mode in ("FULL_AND_PIECEWISE", "FULL"):
-        engine = _tests.VllmEngine(
-            tmp_path, max_model_len=_tests.LONGEST, max_num_seqs=64, gpu_memory_utilization=0.3,
-            kv_cache_memory_bytes=1 << 30, compilation_config={"cudagraph_mode": mode},
-        )  # fmt: skip
-        await engine.start()
-        try:
-            errors[mode] = await _error(engine, reference)
-        finally:
-            await engine.close()
-    assert errors["FULL"] < 1.2 * errors["FULL_AND_PIECEWISE"] + 1e-3, errors
+    engine = _tests.VllmEngine(
+        tmp_path, max_model_len=_tests.LONGEST, max_num_seqs=64, gpu_memory_utilization=0.3,
+        kv_cache_memory_bytes=1 << 30, compilation_config={"cudagraph_mode": mode},
+    )  # fmt: skip
+    if mode == "FULL" and not can_capture_mixed_steps():
+        with pytest.raises(UserError, match="cudagraph_mode FULL"):  # 0.37 nats with vLLM 0.24 on an H200
+            await engine.start()
+        return
+    await engine.start()
+    try:
+        assert await _error(engine, model.float()) < 0.03  # 0.018 with vLLM's default on an H200
+    finally:
+        await engine.close()
 
 
 async def _error(engine, reference):

@@ -25,7 +25,8 @@ _ARGS = (
 NAMES: dict[str, str] = {
     # object -> the parameters (of a function, a class or its fields) or attributes that the adapter uses
     "vllm.engine.arg_utils:AsyncEngineArgs": _ARGS,
-    "vllm.v1.engine.async_llm:AsyncLLM.from_engine_args": "engine_args",
+    "vllm.v1.engine.async_llm:AsyncLLM.from_engine_args": "engine_args usage_context",
+    "vllm.usage.usage_lib:UsageContext.OPENAI_API_SERVER": "",
     "vllm.v1.engine.async_llm:AsyncLLM.add_request": "request_id prompt params",
     "vllm.v1.engine.async_llm:AsyncLLM.abort": "request_id",
     "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": "method timeout args kwargs",
@@ -66,6 +67,8 @@ NAMES: dict[str, str] = {
     "vllm.logprobs:FlatLogprobs": "logprobs",
     "vllm.v1.worker.gpu_worker:Worker.reload_weights": "",
     "vllm.v1.worker.gpu_worker:Worker.determine_available_memory": "",
+    "vllm.v1.worker.gpu.input_batch:InputBatch.make_dummy": "",
+    "vllm.config:CUDAGraphMode.FULL": "",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.profile_run": "",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights": "weights_iterator is_checkpoint_format",
     "vllm.model_executor.model_loader.reload.layerwise:get_numel_loaded": "",
@@ -96,6 +99,16 @@ def takes_stop_tokens() -> bool:
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
     return "stop_token_ids" in inspect.signature(XgrammarBackend.compile_grammar).parameters
+
+
+def can_capture_mixed_steps() -> bool:
+    """Return whether one CUDA graph of a whole step computes turns with several new tokens correctly.
+
+    Older versions capture it for turns with one new token each, whose attention needs no causal mask.
+    """
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+
+    return "max_query_len" in inspect.signature(InputBatch.make_dummy).parameters
 
 
 def missing_names(names: Mapping[str, str] = NAMES) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentloop.engines.vllm.compat import require_vllm
+from agentloop.engines.vllm.compat import can_capture_mixed_steps, require_vllm
 from agentloop.engines.vllm.images import start_arguments
 from agentloop.engines.vllm.sockets import SocketFolder
 from agentloop.errors import UserError
@@ -83,6 +83,7 @@ class VllmLauncher:
         require_vllm()
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         if self._sleeps and current_platform.is_cpu():
@@ -98,9 +99,13 @@ class VllmLauncher:
             )
         try:
             args = AsyncEngineArgs(**self._arguments(AsyncEngineArgs.__dataclass_fields__))
+            _require_correct_graphs(args)
             with self.sockets.used():  # by one start at a time
                 self._other_cores = {process.pid for process in _engine_cores()}
-                return AsyncLLM.from_engine_args(args)
+                # The server's defaults suit the GPU. Otherwise a step has 2,048 tokens, and other turns wait.
+                return AsyncLLM.from_engine_args(args, usage_context=UsageContext.OPENAI_API_SERVER)
+        except UserError:
+            raise
         except TypeError as error:
             raise UserError(f"vLLM does not take these engine arguments: {error}.") from error
         except Exception as error:  # the boundary to vLLM, which may raise anything
@@ -164,6 +169,18 @@ class VllmLauncher:
 
 def _engine_cores() -> list[Any]:
     return [process for process in multiprocessing.active_children() if process.name.startswith("EngineCore")]
+
+
+def _require_correct_graphs(args: Any) -> None:
+    """Raise `UserError` if `AsyncEngineArgs` ask for CUDA graphs that compute other log-probabilities."""
+    from vllm.config import CUDAGraphMode
+
+    mode = getattr(args.compilation_config, "cudagraph_mode", None)  # the config may be a level
+    if mode == CUDAGraphMode.FULL and not can_capture_mixed_steps():
+        raise UserError(
+            "engine.options.compilation_config has cudagraph_mode FULL, with which this version of vLLM computes "
+            "prompts wrongly. Leave it out (vLLM's default is FULL_AND_PIECEWISE)."
+        )
 
 
 def _chooses_graphs(args: Mapping[str, Any]) -> bool:

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from agentloop.errors import UserError
+
 pytestmark = pytest.mark.vllm
 
 
@@ -63,3 +65,32 @@ def test_steps_in_which_turns_begin_have_graphs(arguments):
 )
 def test_given_graphs_are_kept(arguments, given):
     assert "cudagraph_capture_sizes" not in arguments(**given)
+
+
+@pytest.mark.parametrize("correct", [True, False])
+def test_graphs_that_compute_other_log_probabilities_are_refused(tmp_path, monkeypatch, correct):
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+
+    from agentloop.engines.vllm.launch import VllmLauncher
+
+    def of_older_versions(num_reqs, num_tokens, input_buffers):
+        raise AssertionError
+
+    if not correct:
+        monkeypatch.setattr(InputBatch, "make_dummy", of_older_versions)
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda engine_args, usage_context: engine_args.compilation_config)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+
+    def launch(config):
+        given = {"enforce_eager": None, "tensor_parallel_size": 1, "compilation_config": config}
+        launcher = VllmLauncher(str(tmp_path), given, shares_gpu=False, sleeps=False, max_pixels=None)
+        return launcher.launch()
+
+    assert launch({"cudagraph_mode": "FULL_AND_PIECEWISE"}).cudagraph_mode.name == "FULL_AND_PIECEWISE"
+    assert launch(0) is not None
+    if correct:
+        assert launch({"cudagraph_mode": "FULL"}).cudagraph_mode.name == "FULL"
+    else:
+        with pytest.raises(UserError, match="cudagraph_mode FULL"):
+            launch({"cudagraph_mode": "FULL"})
