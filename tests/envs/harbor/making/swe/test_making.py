@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from agentloop.envs.harbor.attempt import Attempt
 from agentloop.envs.harbor.check import check_tasks, run_solution
 from agentloop.envs.harbor.making.swe import making
 from agentloop.envs.harbor.making.swe.making import SweOptions, swe_tasks
+from agentloop.envs.harbor.making.swe.suite import Outcome
 from agentloop.envs.harbor.tasks.task import HarborTask
 from agentloop.errors import UserError
 from agentloop.process.owned_folders import own_label
@@ -240,3 +242,29 @@ async def test_a_requirement_to_leave_out_must_exist(tmp_path):
     package = write(tmp_path / "shapes", files)
     with pytest.raises(UserError, match=r"no requirement 'atrs'.* Did you mean 'attrs'\? Their requirements: attrs\."):
         await made(package, tmp_path / "tasks", 1, None, SweOptions(runner="unittest", without=["atrs"]))
+
+
+async def test_no_name_of_a_test_whose_names_change_is_kept():
+    names = {"a.py::test_set[0-x]", "a.py::test_set[1-y]", "a.py::test_list[0]", "a.py::test_flaky", "a.py::test_plain"}
+    outcomes = iter(
+        [
+            Outcome(frozenset(names), {}, {}, False, ""),
+            # y has the same position in both runs
+            Outcome(
+                frozenset({"a.py::test_set[1-y]", "a.py::test_list[0]", "a.py::test_plain"}),
+                {"a.py::test_flaky": "no"}, {}, False, "",
+            ),
+        ]
+    )  # fmt: skip
+
+    class TwoRuns:
+        package = SimpleNamespace(name="dates")
+
+        def plan(self, **options):
+            return options
+
+        async def run(self, plan):
+            return next(outcomes)
+
+    stable, _ = await making._stable_tests(TwoRuns(), SweOptions())
+    assert stable == {"a.py::test_list[0]", "a.py::test_plain"}
