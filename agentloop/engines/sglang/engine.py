@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _AGAIN_SECONDS = 0.05
+_ABORT_SECONDS = 5.0
 """Time after which the abort of all requests is repeated: a request may reach the server after the first one."""
 
 
@@ -238,8 +239,9 @@ class SglangEngine(Engine):
         try:
             part = await self._client.generate(request, listener())
         except asyncio.CancelledError:
-            with suppress(EngineError):
-                await asyncio.shield(self._client.abort(name))
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(_ABORT_SECONDS):  # the server may hang
+                    await asyncio.shield(self._client.abort(name))
             raise
         except EngineError:
             if self._closed:

@@ -45,18 +45,26 @@ class OutputFence:
 async def unless_dead(llm: Any, answer: Awaitable[T]) -> T:
     """Return the reply of the engine core. Raises `EngineDead` if the core dies before it replies.
 
-    vLLM itself would wait forever, or raise its own error.
+    vLLM itself would wait forever, or raise its own error. The reply is awaited without a task of its own: each task
+    costs turns of the event loop, which are long while many agent loops run.
     """
-    task = asyncio.ensure_future(answer)
+    loop = asyncio.get_running_loop()
+    next_look: asyncio.Handle
+
+    def look() -> None:
+        nonlocal next_look
+        if llm.errored:
+            limit.reschedule(loop.time())
+        else:
+            next_look = loop.call_later(_LOOK_SECONDS, look)
+
+    next_look = loop.call_soon(look)
     try:
-        while not task.done():
-            if llm.errored:
-                raise EngineDead(DEAD)
-            await asyncio.wait([task], timeout=_LOOK_SECONDS)
-        return task.result()
+        async with asyncio.timeout(None) as limit:
+            return await answer
     except Exception as error:
         if llm.errored and not isinstance(error, EngineDead):
             raise EngineDead(DEAD) from error
         raise
     finally:
-        task.cancel()
+        next_look.cancel()

@@ -43,8 +43,7 @@ class MemoryTransport:
         `EngineError` for a missing or unknown weight or a wrong shape, and `CannotMap` if the workers cannot map
         `SharedWeights` of another process.
         """
-        shared = await asyncio.to_thread(weights.shared, self._shelf)
-        await self._check(shared, shapes)
+        shared = await asyncio.to_thread(self._shared, weights, shapes)
         await self._open(llm, shared)
 
     async def load(self, llm: Any) -> str:
@@ -62,7 +61,12 @@ class MemoryTransport:
             raise Overwritten("new weights were overwritten while vLLM loaded them")
         return ways[0]
 
-    async def _check(self, shared: SharedWeights, shapes: Shapes | None) -> None:
+    def _shared(self, weights: WeightHandle, shapes: Shapes | None) -> SharedWeights:
+        shared = weights.shared(self._shelf)
+        self._check(shared, shapes)
+        return shared
+
+    def _check(self, shared: SharedWeights, shapes: Shapes | None) -> None:
         """Raise `EngineError` if the weights are not those of the model, or of adapters if the engine takes these."""
         if are_adapters(shared.shapes) != (self._adapters is not None):
             takes = "merged weights" if self._adapters is None else "adapters"
@@ -72,7 +76,7 @@ class MemoryTransport:
         if self._adapters is not None:
             check_shapes(shared.shapes, shapes)
         else:
-            check_names(await asyncio.to_thread(self._checkpoint_shapes, shared), shapes)
+            check_names(self._checkpoint_shapes(shared), shapes)
 
     def _checkpoint_shapes(self, shared: SharedWeights) -> Shapes:
         if self._names is None:
