@@ -35,7 +35,7 @@ def find_config(recipe: str, name: str = _CONFIG) -> Path:
     """Return the config file of `recipe`, in a folder the file `name`. Raises `UserError` that lists known recipes."""
     path = Path(recipe).expanduser()
     if path.suffix in (".yaml", ".yml"):
-        return path
+        return path if path.exists() else _in_package(path) or path
     if (path / name).is_file():
         return path / name
     if (path / _CONFIG).is_file() and (path / "checkpoints").is_dir():
@@ -54,6 +54,15 @@ def built_in_recipes(name: str = _CONFIG) -> dict[str, Path]:
     package = importlib.util.find_spec("agentloop.recipes")
     folders = list(package.submodule_search_locations or ()) if package is not None else []
     return {path.parent.name: path for folder in folders for path in Path(folder).glob(f"*/{name}")}
+
+
+def _in_package(path: Path) -> Path | None:
+    """Return the installed file of a path such as recipes/tiny/sft.yaml, which exists in a checkout only."""
+    match path.parts:
+        case ("recipes", recipe, file) if recipe in (recipes := built_in_recipes()):
+            found = recipes[recipe].with_name(file)
+            return found if found.is_file() else None
+    return None
 
 
 def complete_recipe(incomplete: str) -> list[str]:

@@ -88,6 +88,12 @@ class SourceConfig(Config):
             raise ValueError(f"the bounds {list(value)} keep no task: write the lower one first.")
         return value
 
+    @model_validator(mode="after")
+    def _rises_through_levels(self) -> Self:
+        if not self.levels and self.raise_at != type(self).model_fields["raise_at"].default:
+            raise ValueError(f"raise_at is {self.raise_at:g}, but `levels` is empty: set it, or remove raise_at.")
+        return self
+
     @property
     def shown_name(self) -> str:
         """Name in the metrics."""

@@ -85,7 +85,7 @@ class Session:
         self.failures: Counter[FailureKind] = Counter()
         self.num_turns = 0
         self.num_calls = 0
-        """Well-formed tool calls."""
+        """Tool calls, malformed ones included."""
         self.seconds_generating = 0.0
         self.metrics: dict[str, float] = {}
         """Sums of the figures that the engine reports."""
@@ -356,7 +356,7 @@ class Session:
             calls = calls[:-1]  # the limit ended it, not the model
         invalid = sum(isinstance(call, InvalidCall) for call in calls)
         self.failures[FailureKind.MODEL] += invalid
-        self.num_calls += len(calls) - invalid
+        self.num_calls += len(calls)
         if calls and invalid == len(calls):
             self._invalid_in_a_row += 1
         else:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from agentloop.errors import UserError, blaming, nearest, raised
+from agentloop.registry.extras import extra_with
 
 
 def load_object(spec: str, what: str) -> Any:
@@ -80,8 +81,10 @@ def _import(name: str, what: str) -> ModuleType:
                 f"There is no module {error.name!r}, which the {what} {name!r} needs. Install its package, or name "
                 "a file: 'path/to/file.py:name'."
             ) from error
+        extra = extra_with(error.name or "")
+        fix = f". Run: pip install 'agentloop[{extra}]'" if extra else ": install it."
         raise UserError(
-            f"The module {name!r} of the {what} needs {error.name!r}, which is not installed: install it."
+            f"The module {name!r} of the {what} needs {error.name!r}, which is not installed{fix}"
         ) from error
     except Exception as error:
         raise UserError(f"The module {name!r}, which has the {what}, fails to import: {raised(error)}.") from error

@@ -186,7 +186,7 @@ def check_types(
             wanted = written if isinstance(written, str) else inspect.formatannotation(written)
             raise UserError(
                 f"The option {name!r} of the {of} must be of type {wanted}, got {type(options[name]).__name__}"
-                f"{_reason(expected, error)}. Set it to such a value."
+                f"{_reason(expected, options[name], error)}. Set it to such a value."
             ) from error
 
 
@@ -201,12 +201,14 @@ def _validate(expected: TypeAdapter[Any], value: Any, *, may_be_object: bool) ->
         expected.validate_json(text, strict=True)
 
 
-def _reason(expected: TypeAdapter[Any], error: ValidationError) -> str:
+def _reason(expected: TypeAdapter[Any], value: Any, error: ValidationError) -> str:
     """Return the place inside a wrong value, or the values that are allowed; "" if the type says all."""
     schema: Mapping[str, Any] = expected.core_schema
     schema = schema["schema"] if schema["type"] == "nullable" else schema
     first = error.errors(include_url=False)[0]
     message = first["msg"][:1].lower() + first["msg"][1:]
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        return f" {value!r}, which is not valid JSON: its texts need double quotes"
     if schema["type"] == "union":  # it has an error for each of its types
         return ""
     if first["loc"]:

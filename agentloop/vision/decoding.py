@@ -53,6 +53,8 @@ def load_image(source: Any, *, max_pixels: int = MAX_PIXELS, left: int | None = 
     except Image.DecompressionBombError as error:
         raise UserError(f"{name} is too large to decode: {error}. Scale it down.") from error
     except UnidentifiedImageError as error:
+        if kind := _format_of(content):
+            raise UserError(f"{name} is a damaged {kind} file. Write it again.") from error
         raise UserError(f"{name} has an unknown format: use one of {', '.join(FORMATS)}.") from error
     # Pillow's decoders raise different errors for broken files.
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
@@ -113,6 +115,14 @@ def _check_png(png: bytes, name: str) -> None:
                 "Write the file again."
             )
         position = end + 4
+
+
+def _format_of(content: bytes) -> str | None:
+    """Return the format that the first bytes of a file belong to; None if no decoder accepts them."""
+    from PIL import Image
+
+    accepts = ((kind, Image.OPEN[kind][1]) for kind in FORMATS)
+    return next((kind for kind, accept in accepts if accept is not None and accept(content[:16]) is True), None)
 
 
 def _check_size(image: Image.Image, max_pixels: int, left: int | None, name: str) -> None:

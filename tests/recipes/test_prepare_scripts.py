@@ -7,6 +7,8 @@ import datasets
 import pytest
 
 from agentloop import recipes
+from agentloop.errors import UserError
+from agentloop.recipes.smollm2 import prepare as smollm2
 
 SCRIPTS = sorted(path.parent.name for path in Path(recipes.__file__).parent.glob("*/prepare.py"))
 
@@ -36,3 +38,9 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(recipe, capsys, monkeypatc
     message = capsys.readouterr().err
     assert "cannot be read from the Hugging Face hub: Couldn't reach it on the Hub\n" in message
     assert message.count("\n") == 1
+
+
+def test_packages_that_read_weights_are_named_before_the_download(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"Run: pip install gguf accelerate$"):
+        smollm2.write_model(tmp_path)

@@ -77,7 +77,7 @@ async def test_image_count_is_limited():
 
 @pytest.mark.parametrize(
     ("image", "text"),
-    [(b"\x89PNG\r\n\x1a\nbroken", "unknown format"), (png(13000, 13000, "1"), "the limit is 16,000,000")],
+    [(b"\x89PNG\r\n\x1a\nbroken", "is a damaged PNG file"), (png(13000, 13000, "1"), "the limit is 16,000,000")],
 )
 async def test_invalid_images_are_reported(image, text):
     assert text in await feedback(displays=[{"image/png": image}], max_images=1)

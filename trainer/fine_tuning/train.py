@@ -68,7 +68,7 @@ def _reference(config: FineTuningConfig, model: Path) -> Path | None:
         return model if config.learner.loss == "dpo" else None
     if given == config.model:
         return model
-    folder = locate_model(given)
+    folder = locate_model(given, key="learner.reference")
     check_same_tokens(folder, model, "learner.reference")
     return folder
 

@@ -15,7 +15,7 @@ from agentloop.trainer.rehearsal.machine import check_machine
 from agentloop.trainer.rehearsal.prompts import measure
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
-from agentloop.trainer.run.model_folder import check_weights, find_model
+from agentloop.trainer.run.model_folder import check_second_models, check_weights, find_model, teacher_folder
 from agentloop.trainer.run.resume import describe_resumption
 from agentloop.trainer.sizing.batch_sizes import BatchSizes
 
@@ -43,6 +43,8 @@ def rehearse(config: RunConfig, folder: Path, placement: dict[str, str]) -> Rehe
     model = find_model(config)
     if model.folder is not None:
         check_weights(model.folder)
+        check_second_models(config, model.folder)
+        teacher_folder(config, model.folder, weights=False)
     if config.placement.gpu is not None:
         warnings.append(
             "Not checked: packages and GPUs, because placement.gpu is set, so the run is for another machine."

@@ -43,15 +43,16 @@ def local_model(config: RunConfig, *, weights: bool = True) -> Path:
     return folder
 
 
-def teacher_folder(config: RunConfig, model: Path) -> Path | None:
+def teacher_folder(config: RunConfig, model: Path, *, weights: bool = True) -> Path | None:
     """Return the folder of the teacher of `algorithm.distillation`; None if there is none, or if it is a service.
 
-    Raises `UserError` if it does not exist, or if its vocabulary differs from the model in the folder `model`.
+    `weights` is as for `locate_model`. Raises `UserError` if it does not exist, or if its vocabulary differs from the
+    model in the folder `model`.
     """
     distillation = config.algorithm.distillation
     if distillation is None or distillation.is_served:
         return None
-    folder = locate_model(distillation.teacher)
+    folder = locate_model(distillation.teacher, weights=weights, key="algorithm.distillation.teacher")
     if (folder / "tokenizer.json").is_file() and _vocabulary(folder) != _vocabulary(model):
         raise UserError(
             f"The teacher {distillation.teacher} has a different vocabulary than {config.model}, so it cannot score "
@@ -61,7 +62,10 @@ def teacher_folder(config: RunConfig, model: Path) -> Path | None:
 
 
 def check_second_models(config: RunConfig, model: Path) -> None:
-    """Raise `UserError` if a model that the learner loads besides that in the folder `model` cannot read its tokens."""
+    """Check the models that the learner loads besides that in the folder `model`.
+
+    Raises `UserError` if one does not exist, or cannot read the tokens of that model.
+    """
     second = {
         "learner.reference": config.learner.reference,
         "critic.model": config.critic.model,
@@ -69,7 +73,13 @@ def check_second_models(config: RunConfig, model: Path) -> None:
     }
     for key, name in second.items():
         if name is not None and name != config.model:
-            check_same_tokens(Path(name).expanduser(), model, key)
+            folder = Path(name).expanduser()
+            if not (folder / "config.json").is_file():
+                raise UserError(
+                    f"{folder} is not a model folder: it has no config.json. Set {key} to a folder in Hugging Face "
+                    "format (config.json, *.safetensors, tokenizer files)."
+                )
+            check_same_tokens(folder, model, key)
 
 
 def check_same_tokens(folder: Path, model: Path, key: str) -> None:
@@ -121,18 +131,18 @@ def find_model(config: RunConfig) -> FoundModel:
     raise missing[0]
 
 
-def locate_model(name: str, *, weights: bool = True) -> Path:
+def locate_model(name: str, *, weights: bool = True, key: str = "model") -> Path:
     """Return the folder of a model, which may be that of a run that has ended, or a name on the Hugging Face hub.
 
-    Raises `MissingModel`, or `UserError` for a folder without a model.
+    Errors name the `key` of the config. Raises `MissingModel`, or `UserError` for a folder without a model.
     """
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if folder.is_absolute():
             raise MissingModel(
-                f"There is no model folder {folder}. Set model to a folder, or to a hub name ('org/name')."
+                f"There is no model folder {folder}. Set {key} to a folder, or to a hub name ('org/name')."
             )
-        folder = _from_hub(name, weights=weights)
+        folder = _from_hub(name, weights=weights, key=key)
     if (folder / "checkpoints").is_dir():
         folder = folder / "model"
         if not folder.is_dir():
@@ -141,7 +151,7 @@ def locate_model(name: str, *, weights: bool = True) -> Path:
                 f"model of a checkpoint: agentloop export {folder.parent} FOLDER."
             )
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is not a model folder: it has no config.json. Set model to a folder that has one.")
+        raise UserError(f"{folder} is not a model folder: it has no config.json. Set {key} to a folder that has one.")
     _check_object(folder / "config.json")
     if weights:
         check_weights(folder)
@@ -215,7 +225,7 @@ def _check_decoder(hf_config: Any, folder: Path) -> None:
         )
 
 
-def _from_hub(name: str, *, weights: bool) -> Path:
+def _from_hub(name: str, *, weights: bool, key: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -228,7 +238,7 @@ def _from_hub(name: str, *, weights: bool) -> Path:
     try:
         return Path(snapshot_download(name, ignore_patterns=None if weights else list(_WEIGHTS)))
     except HFValidationError as error:
-        raise MissingModel(f"{missing}. Set model to a folder ('./name') or a hub name ('org/name').") from error
+        raise MissingModel(f"{missing}. Set {key} to a folder ('./name') or a hub name ('org/name').") from error
     except GatedRepoError as error:
         raise MissingModel(
             f"The model {name!r} is gated. Request access on its page of the Hugging Face hub, then log in with "
@@ -241,12 +251,12 @@ def _from_hub(name: str, *, weights: bool) -> Path:
     except LocalEntryNotFoundError as error:
         raise MissingModel(
             f"There is no folder {name!r} here, and the Hugging Face hub cannot be reached from this machine. "
-            f"Download the model on a machine with a network (`hf download {name} --local-dir FOLDER`), and set model "
+            f"Download the model on a machine with a network (`hf download {name} --local-dir FOLDER`), and set {key} "
             "to that folder."
         ) from error
     # Without a network the client raises any error of its transport.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise MissingModel(
-            f"{missing} ({type(error).__name__}: {reason}). Set model to a folder or a hub name."
+            f"{missing} ({type(error).__name__}: {reason}). Set {key} to a folder or a hub name."
         ) from error

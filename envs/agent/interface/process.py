@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentloop.errors import EnvError, UserError
+from agentloop.sandboxes.worlds.streams import memory_file
 
 _OUTPUT_BYTES = 1 << 20
 """Bytes to keep from the end of each stream."""
+_DRAIN_SECONDS = 2.0
+"""Seconds to read the rest of the output after the command has ended: a process that left its group may hold the
+streams open."""
 _SHOWN = 2000
 """Maximum characters of stderr in an error."""
 
@@ -30,74 +34,57 @@ async def run_process(
     `option` of env.options gave the command; the error names it.
     Raises `EnvError` if the command fails, and `UserError` if it cannot be started.
     """
-    process = await _start(command, environment, folder, option)
+    source = memory_file([stdin])
     try:
-        output, errors = await _talk(process, stdin)
-    finally:
-        # End processes that the command left in its group.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    if process.returncode:
-        said = (errors.strip() or output.strip()).decode(errors="replace")
-        raise EnvError(f"the command {command[0]!r} ended with status {process.returncode}: {said[-_SHOWN:]}")
-    return output
-
-
-async def _start(
-    command: Sequence[str], environment: Mapping[str, str], folder: Path | None, option: str
-) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
-    try:
-        return await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=folder, start_new_session=True
+        transport, program = await asyncio.get_running_loop().subprocess_exec(
+            _Program, *command, stdin=source, env=dict(environment), cwd=folder, start_new_session=True
         )
     except OSError as error:
         raise UserError(
             f"The command of the agent, {' '.join(command)!r}, cannot be started: {error.strerror}. Correct "
             f"`{option}` in env.options."
         ) from error
-
-
-async def _talk(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes, bytes]:
-    """Write the task, and read the output until the process ends."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    reading = [asyncio.ensure_future(_tail(stream)) for stream in (process.stdout, process.stderr)]
-    try:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a command may ignore its task
-            process.stdin.write(task)
-            await process.stdin.drain()
-            process.stdin.close()
-        await _exit(process.pid)
-        # Its children may hold the pipes open.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        output, errors = await asyncio.gather(*reading)
-        return output, errors
     finally:
-        for task_ in reading:
-            task_.cancel()
-
-
-async def _exit(pid: int) -> None:
-    """Wait until a process has exited. `Process.wait` would also wait for children that hold its pipes open."""
+        os.close(source)
     try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop, has_exited = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(handle, has_exited.set)
-    try:
-        await has_exited.wait()
+        await program.has_exited.wait()
+        _kill_group(transport)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await program.is_drained.wait()
     finally:
-        loop.remove_reader(handle)
-        os.close(handle)
+        _kill_group(transport)
+        await program.has_exited.wait()
+        transport.close()
+    output, errors = program.kept.values()
+    if code := transport.get_returncode():
+        said = (errors.strip() or output.strip()).decode(errors="replace")
+        raise EnvError(f"the command {command[0]!r} ended with status {code}: {said[-_SHOWN:]}")
+    return output
 
 
-async def _tail(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
-    while part := await stream.read(1 << 16):
-        kept = (kept + part)[-_OUTPUT_BYTES:]
-    return kept
+def _kill_group(transport: asyncio.SubprocessTransport) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(transport.get_pid(), signal.SIGKILL)
+
+
+class _Program(asyncio.SubprocessProtocol):
+    """A running command. `asyncio.subprocess.Process.wait` would also wait for children that hold its streams open."""
+
+    def __init__(self) -> None:
+        self.kept = {1: b"", 2: b""}
+        """End of stdout and of stderr."""
+        self.has_exited = asyncio.Event()
+        self.is_drained = asyncio.Event()
+        self._open = set(self.kept)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self.kept[fd] = (self.kept[fd] + data)[-_OUTPUT_BYTES:]
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._open.discard(fd)
+        if not self._open:
+            self.is_drained.set()
+
+    def process_exited(self) -> None:
+        self.has_exited.set()

@@ -137,8 +137,8 @@ def task_toml(
         lines.append(f"artifacts = {_value(list(artifacts))}")
     lines += ["", "[task]", f"name = {_value(f'agentloop/{name}')}", "", "[metadata]"]
     lines += [f"{key} = {_value(value)}" for key, value in (metadata or {}).items()]
-    lines += ["", "[agent]", f"timeout_sec = {agent_seconds}", "", "[verifier]", f"timeout_sec = {verifier_seconds}"]
-    lines.append(f"environment_mode = {_value('separate' if artifacts else 'shared')}")
+    lines += ["", "[agent]", f"timeout_sec = {agent_seconds}"]
+    lines += ["", "[verifier]", f"environment_mode = {_value('separate' if artifacts else 'shared')}"]
     lines += ["", "[environment]", f"docker_image = {_value(image)}", 'workdir = "/app"']
     lines += ['network_mode = "no-network"', f"cpus = {cpus}", f"memory_mb = {memory_mb}", f"storage_mb = {storage_mb}"]
     if env:
@@ -147,6 +147,8 @@ def task_toml(
         lines += ["", "[[steps]]", f"name = {_value(step)}"]
         if step != steps[-1]:
             lines.append("min_reward = 1.0")
+        # Steps do not inherit the time limit of the task's tests.
+        lines += ["", "[steps.verifier]", f"timeout_sec = {verifier_seconds}"]
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,8 @@
 from datetime import datetime
+from pathlib import Path
 
-from agentloop.api.recipe import claimed_folder, run_folders
+from agentloop.api.recipe import claimed_folder, find_config, run_folders
+from agentloop.recipes import tiny
 
 
 class _Clock(datetime):
@@ -25,3 +27,13 @@ def test_a_folder_that_cannot_be_created_is_left_to_the_run(tmp_path, monkeypatc
     (tmp_path / "runs").touch()
     with claimed_folder("a") as folder:
         assert not folder.exists()
+
+
+def test_files_of_built_in_recipes_need_no_checkout(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config("recipes/tiny/sft.yaml") == Path(tiny.__file__).with_name("sft.yaml")
+    assert find_config("recipes/tiny/none.yaml") == Path("recipes/tiny/none.yaml"), "the reader names what it misses"
+    own = tmp_path / "recipes/tiny/sft.yaml"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert find_config("recipes/tiny/sft.yaml").resolve() == own

@@ -259,6 +259,7 @@ async def test_a_call_that_cannot_be_read_is_text_and_counted(recorder, serving,
     assert caught.value.code == "invalid_calls"
     assert session.refused is StopReason.INVALID_CALLS
     assert session.failures[FailureKind.MODEL] == 2
+    assert session.num_calls == 2, "as in the loop: metrics compare the two numbers"
     assert session.trajectories()[0].num_turns == 2
 
 

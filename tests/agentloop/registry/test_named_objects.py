@@ -1,5 +1,6 @@
 """What packages register is looked up once, and again where the path has changed."""
 
+import sys
 from importlib import metadata
 
 import pytest
@@ -44,3 +45,11 @@ def test_a_module_or_file_that_fails_to_import_says_where(tmp_path, monkeypatch)
             loading.load_object(spec, "tool")
     with pytest.raises(UserError, match=r"fails to import: SyntaxError: .* \(no_python.py, line 1\)\.$"):
         loading.load_object(f"{tmp_path}/no_python.py:name", "tool")
+
+
+def test_a_missing_package_of_an_extra_is_named_with_its_command(tmp_path, monkeypatch):
+    (tmp_path / "own_game.py").write_text("import gymnasium\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(UserError, match=r"not installed\. Run: pip install 'agentloop\[gym\]'"):
+        loading.load_object("own_game:Game", "environment")

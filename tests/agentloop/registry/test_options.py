@@ -46,6 +46,11 @@ def test_values_of_a_config_that_fit_are_accepted(function: Any, options: dict[s
         (Judge, {"of": "c"}, r"Literal\['a', 'b'\] \| None, got str"),
         (Judge, {"of": "c"}, "got str: input should be 'a' or 'b'. Set it"),
         (Judge, {"tags": ["think", 3]}, "got list: at 1, input should be a valid string. Set it"),
+        (
+            Judge,
+            {"tags": "[think]"},
+            r"\[think\]', which is not valid JSON: its texts need double quotes\. Set",
+        ),
         (judge, {"loose": 3, "late": 1.5}, "'late' of the reward must be of type int, got float"),
     ],
 )

@@ -152,3 +152,9 @@ def test_png_with_a_broken_checksum_is_called_that(kind):
     with pytest.raises(UserError, match=f"a PNG with a broken checksum: its chunk {kind.decode()} is damaged"):
         load_image(bytes(damaged))
     assert load_image(written.getvalue()).size == (8, 8)
+
+
+def test_a_damaged_optional_part_is_not_called_an_unknown_format():
+    damaged = encoded(red, "PNG", dpi=(72, 72)).replace(b"pHYs", b"pHYr")
+    with pytest.raises(UserError, match=r"^The image is a damaged PNG file\. Write it again\.$"):
+        load_image(damaged)

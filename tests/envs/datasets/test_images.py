@@ -134,5 +134,5 @@ def test_unmatched_images_name_the_row(raw, words):
 
 async def test_broken_image_fails_its_row_at_episode_start():
     row = read_row({"prompt": "<image>", "images": [png("red")[:40]]}, "d, row 7", 6)
-    with pytest.raises(UserError, match=r"d, row 7: image 1: .* (cannot be decoded|unknown format)"):
+    with pytest.raises(UserError, match=r"d, row 7: image 1: .* (cannot be decoded|is a damaged PNG file)"):
         await shown(row)

@@ -171,6 +171,12 @@ def test_verl_function_error_explains_how_to_name_it(tmp_path):
         load_reward(f"{tmp_path}/score.py:compute_score")
 
 
+def test_trl_function_error_explains_how_to_write_it(tmp_path):
+    (tmp_path / "score.py").write_text("def reward(completions, answer, **kwargs): ...")
+    with pytest.raises(UserError, match=r"written for TRL.*a function \(trajectory, task\)"):
+        load_reward(f"{tmp_path}/score.py:reward")
+
+
 def test_class_that_is_not_a_reward_names_the_base_class(tmp_path):
     (tmp_path / "own.py").write_text("class Own:\n    def __call__(self, trajectory, task): return 1.0\n")
     with pytest.raises(UserError, match=r"must derive from agentloop.envs.rewards.Reward"):

@@ -254,6 +254,7 @@ def test_occupied_port_raises(refused):
         (("--tool", "search=index.sqlite"), "not a JSON object: write --tool 'search={"),
         (("--max-boxes", "0"), "max_boxes must be a finite number above 0"),
         (("--max-image-mb", "-1"), "max_image_mb must be a finite number above 0"),
+        (("--tool", "nosuch"), "Set --tool to one of: code_interpreter, image_zoom_in_tool, "),
         (("--box-option", "folder=/tmp"), "need --boxes"),
         (("--box-network", "public"), "need --boxes"),
         (("--tool", 'search={"source": "nowhere.db"}'), "nowhere.db is not a search index"),

@@ -130,6 +130,17 @@ def test_a_folder_that_cannot_be_written_to(sums, refused):
     assert f"The run folder {sums}/taken/run cannot be written to: Not a directory. Set run.folder" in error
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("learner.reference=./none", "learner.reference"),
+        ("algorithm.distillation={teacher: ./none}", "algorithm.distillation.teacher"),
+    ],
+)
+def test_a_second_model_that_does_not_exist(override, key, refused):
+    assert f" Set {key} to a folder" in refused(override)
+
+
 def test_a_call_that_does_not_fit_into_a_turn_is_a_warning(sums, dry_run):
     code, shown, _ = dry_run("limits.max_turn_tokens=4")
     assert code == 0

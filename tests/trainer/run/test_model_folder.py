@@ -109,6 +109,7 @@ def _with_tokenizer(folder, *words):
     Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, words[0])).save(
         str(folder / "tokenizer.json")
     )
+    (folder / "config.json").write_text("{}")
     return folder
 
 

@@ -53,8 +53,10 @@ async def test_a_policy_is_closed_whose_critic_cannot_be_loaded(sums, monkeypatc
     closed = []
     monkeypatch.setattr(FsdpLearner, "close", lambda self: closed.append(self))
     ppo = "{advantage: gae, group_size: 2, groups_per_step: 4}"
-    with pytest.raises(UserError, match="nothing is not a model folder"):
-        await _run(sums, "run", ppo, f"critic.model={sums}/nothing")
+    (sums / "empty").mkdir()
+    (sums / "empty/config.json").write_text("{}")
+    with pytest.raises(UserError, match="/empty"):
+        await _run(sums, "run", ppo, f"critic.model={sums}/empty")
     assert len(closed) == 1
 
 

@@ -55,6 +55,7 @@ def test_tasks_of_each_level_are_loaded(sums):
         ("[{source: a.jsonl}, {source: ./b/a.jsonl}]", "two sources of data.train are named a: give each a `name`"),
         ("[{source: a.jsonl, keep: [0.9, 0.1]}]", "keep no task: write the lower one first"),
         ("[{source: a.jsonl, weight: 0}]", "greater than 0"),
+        ("[{source: a.jsonl, raise_at: 0.5}]", "raise_at is 0.5, but `levels` is empty"),
         ("[{sorce: a.jsonl}]", "a config names a dataset and does not contain rows"),
         ("[{source: a.jsonl, wieght: 2}]", "wieght"),
     ],

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import HTTPException
 
-from agentloop.errors import UserError, blaming
+from agentloop.errors import UserError, blaming, nearest
 from agentloop.sandboxes.interface.sandbox import Sandbox
 from agentloop.tools import registry
 from agentloop.tools.base import Tool
@@ -107,6 +107,12 @@ def _named(spec: str) -> list[Tool]:
         options = json.loads("{" + rest) if has_options else {}
     except json.JSONDecodeError as error:
         raise UserError(f"The options of --tool {name} are not a JSON object: {error}.") from error
+    if ":" not in name and name not in registry.TOOLS:
+        offered = sorted(each for each in registry.TOOLS if not _is_for_boxes(each))
+        raise UserError(
+            f"There is no tool {name!r}.{nearest(name, offered)} Set --tool to one of: {', '.join(offered)}, or your "
+            "own: 'file.py:name' or 'package.module:name'."
+        )
     tools = registry.load_all(name, **options)
     if any(tool.needs_box for tool in tools):
         raise UserError(f"--tool {name} {_NEEDS_BOX}")

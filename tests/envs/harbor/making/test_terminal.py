@@ -56,6 +56,12 @@ def test_steps_and_separate_verifiers_are_among_them(tmp_path):
     assert {(len(task.steps), task.steps[0].is_separate) for task in single} == {(1, False)}
 
 
+def test_tests_of_each_step_have_the_time_limit(tmp_path):
+    steps = [Step(instruction="Do it.", solution="true", conditions=["true"])] * 2
+    task = HarborTask.load(write_task(tmp_path / "t", steps, separate=True))
+    assert [(step.verifier_timeout, step.is_separate) for step in task.steps] == [(60.0, True)] * 2
+
+
 def test_wrong_names_and_folders_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"Terminal tasks have no level 4\. Choose from the levels 1, "):
         list(terminal_tasks(tmp_path / "a", 1, levels=[4]))
