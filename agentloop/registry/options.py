@@ -201,13 +201,21 @@ def _validate(expected: TypeAdapter[Any], value: Any, *, may_be_object: bool) ->
         expected.validate_json(text, strict=True)
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _reason(expected: TypeAdapter[Any], value: Any, error: ValidationError) -> str:
     """Return the place inside a wrong value, or the values that are allowed; "" if the type says all."""
     schema: Mapping[str, Any] = expected.core_schema
     schema = schema["schema"] if schema["type"] == "nullable" else schema
     first = error.errors(include_url=False)[0]
     message = first["msg"][:1].lower() + first["msg"][1:]
-    if isinstance(value, str) and value.startswith(("[", "{")):
+    if isinstance(value, str) and value.startswith(("[", "{")) and not _is_json(value):
         return f" {value!r}, which is not valid JSON: its texts need double quotes"
     if schema["type"] == "union":  # it has an error for each of its types
         return ""
