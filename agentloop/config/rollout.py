@@ -80,7 +80,7 @@ class EngineConfig(Config):
     options: ConfigOptions = Field(default_factory=dict)
     """Arguments of its constructor, except the model."""
     max_concurrency: int = Field(default=256, ge=1)
-    """Largest number of episodes in flight."""
+    """Largest number of episodes in flight on each worker."""
 
     @property
     def reports_cut(self) -> bool:

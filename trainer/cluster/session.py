@@ -302,6 +302,13 @@ def _join(ray: Any, address: str, options: dict[str, Any]) -> None:
         _init(ray, address=address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
+        # Ray itself uses its token only for the address auto, and does not say that a cluster refuses this process.
+        if address != "auto" and os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+            raise UserError(
+                f"Ray could not join the cluster at workers.address={address!r}, although its port responds "
+                f"({type(error).__name__}: {reason}). If the cluster has a token (`ray start` says so), set "
+                "RAY_AUTH_MODE=token in the environment of this command, and copy ~/.ray/auth_token from its head node."
+            ) from error
         raise UserError(
             f"There is no Ray cluster to join at workers.address={address!r} ({type(error).__name__}: {reason}). Start "
             "one with `ray start --head` on its first node and `ray start --address=HEAD:6379` on this one, or omit "

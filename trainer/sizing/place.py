@@ -64,14 +64,20 @@ def planned(
     """Return the inputs of the estimates for a run.
 
     Episodes have `mean_tokens` on average (None: half of the longest), of which the fraction `sampled` is sampled. The
-    estimates assume that an auxiliary model is as large as the policy.
+    estimates assume that an auxiliary model is as large as the policy. Raises `UserError` if `mean_tokens` is above the
+    longest.
     """
     learner = config.learner.replace(model=config.model)
     longest = config.max_tokens(getattr(hf_config.get_text_config(), "max_position_embeddings", None))
+    if mean_tokens is not None and mean_tokens > longest:
+        raise UserError(
+            f"Episodes cannot have {mean_tokens:g} tokens on average, because the longest has {longest}. Lower "
+            "--mean-tokens, or raise limits.max_tokens (and learner.token_budget, which also bounds an episode)."
+        )
     advantage = advantages.get(config.algorithm.advantage)
     work = Work(
         trajectories=config.trajectories_per_step,
-        mean_tokens=min(mean_tokens or longest / 2, longest),
+        mean_tokens=mean_tokens or longest / 2,
         longest=longest,
         trained=sampled,
         updates=learner.mini_batches,

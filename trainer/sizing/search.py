@@ -71,7 +71,7 @@ class PlannedRun:
     work: Work
     precision: Precision
     concurrency: int
-    """Most episodes in flight."""
+    """Most episodes in flight on one engine."""
     reference: bool = False
     """Whether a reference model is loaded; it is as large as the policy."""
     auxiliary_models: int = 0
@@ -222,7 +222,7 @@ def _estimated(run: PlannedRun, cluster: Cluster, layout: Layout, engine_tensor:
     )
     engines = max((cluster.engine_gpus or cluster.gpus) // engine_tensor, 1)
     per_token = shape.kv_bytes_per_token / engine_tensor
-    slots = min(max(sharing.cache, 0.0) / per_token / work.mean_tokens, run.concurrency / engines)
+    slots = min(max(sharing.cache, 0.0) / per_token / work.mean_tokens, run.concurrency)
     train = training_seconds(
         shape, run.flops, layout, work, gpu, cluster.gpus_per_node, run.scale, run.lora_rank, fp8=run.fp8
     )

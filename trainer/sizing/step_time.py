@@ -48,9 +48,13 @@ class Work:
         """Tokens of all trajectories."""
         return self.trajectories * self.mean_tokens
 
+    def busy(self, layout: Layout) -> int:
+        """Return the data-parallel ranks with work: an update has no more of them than trajectories."""
+        return max(1, min(layout.data, -(-self.trajectories // self.updates)))
+
     def micro_batches(self, layout: Layout) -> int:
         """Return the micro-batches per rank and update, filled to 90 % on average."""
-        of_rank = self.tokens / max(layout.data, 1) / self.updates
+        of_rank = self.tokens / self.busy(layout) / self.updates
         return max(1, -(-int(of_rank) // int(0.9 * layout.token_budget)))
 
 
@@ -87,7 +91,8 @@ def training_seconds(
     needed = step_flops(flops, work, is_frozen=lora_rank > 0, fp8=fp8 and not shape.num_experts)
     recomputed = {"off": 0.0, "selective": 0.12, "full": 1 / 3, "sparse": (2 - 1 / SPARSE) / 3}[layout.checkpointing]
     efficiency = _efficiency(shape.hidden / layout.tensor) * (_UNCOMPILED if layout.backend == "megatron" else 1.0)
-    compute = needed * (1 + recomputed) / layout.gpus / (gpu.flops * efficiency)
+    busy_gpus = work.busy(layout) * layout.tensor * layout.pipeline * layout.context
+    compute = needed * (1 + recomputed) / busy_gpus / (gpu.flops * efficiency)
     micro_batches = work.micro_batches(layout)
     if layout.pipeline > 1:
         compute *= 1 + (layout.pipeline - 1) / micro_batches / layout.virtual
@@ -157,8 +162,9 @@ def rollout_seconds(
     Each decoding step reads the weights, with `fp8` in 8 bits, and the caches of all episodes in flight.
     """
     sampled = work.tokens * work.trained
-    at_once = max(min(slots, work.trajectories / engines), 1.0)
+    in_flight = max(min(slots * engines, work.trajectories), 1.0)
+    at_once = in_flight / min(engines, in_flight)  # one engine samples an episode, token after token
     hit = min(1.0, at_once * shape.experts_per_token / shape.num_experts) if shape.num_experts else 0.0
     bytes_read = shape.engine_bytes(fp8=fp8, experts=hit) + at_once * shape.kv_bytes_per_token * work.mean_tokens / 2
     token_step = bytes_read / (0.7 * tensor * gpu.bandwidth) + 4e-3  # plus the engine's work between two steps
-    return sampled / (engines * at_once) * token_step
+    return sampled / in_flight * token_step

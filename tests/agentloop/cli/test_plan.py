@@ -51,6 +51,11 @@ def test_plan_shows_the_recipes_layout_the_best_ones_and_why_others_do_not_fit(c
     assert "does not divide" in shown
 
 
+def test_episodes_are_not_longer_on_average_than_the_longest(capsys):
+    assert _plan(_TINY, "--mean-tokens", 385) == 2
+    assert "cannot have 385 tokens on average, because the longest has 384" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--gpus", 4], ["--gpus", 16, "--engine-gpus", 8], ["--gpus", 1]])
 def test_the_printed_command_trains_with_the_best_layout(capsys, arguments):

@@ -54,6 +54,20 @@ def test_address_without_an_answer_is_refused_at_once():
             connect(WorkersConfig(kind="ray", address=address), gpus=0)
 
 
+def test_a_cluster_that_refuses_the_run_is_not_called_missing(monkeypatch):
+    """Ray reports a missing token as a failed connection."""
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setattr(require_ray(), "init", _refused)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"join the cluster at workers.address='{address}'.*RAY_AUTH_MODE"):
+            connect(WorkersConfig(kind="ray", address=address), gpus=0)
+
+
+def _refused(**_options: object) -> None:
+    raise ConnectionError("Failed to connect to Ray cluster")
+
+
 @pytest.mark.parametrize(
     ("address", "message"),
     [("head", "write 'host:port'"), ("ray://head:10001", "start the run on a node of the cluster")],

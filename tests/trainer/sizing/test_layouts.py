@@ -28,7 +28,7 @@ WORK = Work(trajectories=512, mean_tokens=4096, longest=16384, trained=0.5)
 
 
 def _run(shape: ModelShape = SHAPE, **options: object) -> PlannedRun:
-    return PlannedRun(shape=shape, flops=FLOPS, work=WORK, precision=Precision(), concurrency=256, **options)  # type: ignore[arg-type]
+    return PlannedRun(shape=shape, flops=FLOPS, work=WORK, precision=Precision(), concurrency=32, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_engines_sleep_if_memory_is_short_or_a_larger_cache_pays_off():
     assert asleep.step_seconds == pytest.approx(asleep.training_seconds + asleep.rollout_seconds + moved / 25e9)
     assert asleep.cache == pytest.approx(find("H200").memory - 2 * SHAPE.parameters - 4.5 * 2**30)
     # Both fit, but the remaining cache holds only a sixth of the episodes.
-    many = {"work": replace(WORK, trajectories=8192), "concurrency": 2048}
+    many = {"work": replace(WORK, trajectories=8192), "concurrency": 256}
     assert not on(False, 16384, **many).obstacle
     assert on("auto", 16384, **many) == on(True, 16384, **many)
 
@@ -142,6 +142,22 @@ def test_engines_in_fp8_read_their_weights_faster():
     half, fp8 = (rollout_seconds(SHAPE, one, 1, 1, 1.0, find("H200"), fp8=on) for on in (False, True))
     # 500 tokens; each reads 6,940,164,096 bytes less at 0.7 of the bandwidth.
     assert half - fp8 == pytest.approx(500 * 6_940_164_096 / (0.7 * find("H200").bandwidth))
+
+
+def test_few_episodes_keep_only_as_many_engines_and_ranks_busy():
+    four = Work(trajectories=4, mean_tokens=1000, longest=1000, trained=0.5)
+    gpu = find("H200")
+    assert rollout_seconds(SHAPE, four, 1, 64, 32, gpu) == rollout_seconds(SHAPE, four, 1, 4, 32, gpu)
+    assert rollout_seconds(SHAPE, four, 1, 1, 1, gpu) == pytest.approx(4 * rollout_seconds(SHAPE, four, 1, 4, 1, gpu))
+    of_four, of_many = (training_seconds(SHAPE, FLOPS, Layout(gpus=gpus), four, gpu, 64) for gpus in (4, 64))
+    assert of_many > 0.9 * of_four  # only AdamW has less to do
+    shared = training_seconds(SHAPE, FLOPS, Layout(gpus=64, context=16), four, gpu, 64)
+    assert shared < 0.5 * of_many
+
+
+def test_the_limit_of_episodes_in_flight_holds_for_each_engine():
+    one, eight = (estimated(_run(), Cluster(gpu=find("H200"), gpus=gpus), Layout(gpus=gpus), 1) for gpus in (4, 8))
+    assert one.slots == eight.slots == 32
 
 
 def test_engines_on_separate_gpus_overlap_with_training():
