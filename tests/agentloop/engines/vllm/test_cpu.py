@@ -20,13 +20,18 @@ def cache_bytes(monkeypatch):
     from vllm.v1.engine.async_llm import AsyncLLM
 
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    monkeypatch.setattr(AsyncLLM, "from_engine_args", lambda engine_args: engine_args.create_engine_config())
+    monkeypatch.setattr(
+        AsyncLLM, "from_engine_args", lambda engine_args, usage_context: engine_args.create_engine_config(usage_context)
+    )
     model = str(files("agentloop.recipes.tiny") / "checkpoint")
 
     def found(**options):
         given = {"enforce_eager": True, **options}
         launcher = VllmLauncher(model, given, shares_gpu=False, sleeps=False, max_pixels=None)
-        return launcher.launch().cache_config.kv_cache_memory_bytes
+        try:
+            return launcher.launch().cache_config.kv_cache_memory_bytes
+        finally:
+            launcher.sockets.remove()
 
     return found
 

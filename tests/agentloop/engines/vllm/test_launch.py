@@ -85,7 +85,10 @@ def test_graphs_that_compute_other_log_probabilities_are_refused(tmp_path, monke
     def launch(config):
         given = {"enforce_eager": None, "tensor_parallel_size": 1, "compilation_config": config}
         launcher = VllmLauncher(str(tmp_path), given, shares_gpu=False, sleeps=False, max_pixels=None)
-        return launcher.launch()
+        try:
+            return launcher.launch()
+        finally:
+            launcher.sockets.remove()
 
     assert launch({"cudagraph_mode": "FULL_AND_PIECEWISE"}).cudagraph_mode.name == "FULL_AND_PIECEWISE"
     assert launch(0) is not None
