@@ -87,7 +87,9 @@ class ToolSessions:
             return _failed("The tool was cancelled.")  # the tool raised it: this call was not cancelled
         except ToolError as error:
             return _failed(str(error))
-        except (Exception, SystemExit) as error:  # the boundary: a tool can fail only its own call
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # the boundary: a tool can fail only its own call, even by a panic in Rust
             tell_once(call.name, error)
             return _failed(_shorten(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__))
 
