@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from agentloop.errors import described
+
 R = TypeVar("R")
 
 _CLEANUP_SECONDS = 30.0
@@ -49,7 +51,7 @@ async def within(seconds: float, call: Awaitable[R]) -> R:
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        raise _contained(error, f"{type(error).__name__}: {error}") from None
+        raise _contained(error, described(error)) from None
 
 
 def _contained(error: BaseException, text: str) -> RuntimeError:
