@@ -154,13 +154,23 @@ def raised(error: BaseException) -> str:
 
     The location is before the message of an error of agentloop, because its last sentence is the fix (`with_fix`).
     """
-    name = type(error).__name__
-    text = f"{name}: {error}" if str(error) else name
+    text = described(error)
     frames = user_frames(error)
     if not frames or isinstance(error, SyntaxError):  # the text of a SyntaxError contains its location
         return text
     where = f"({Path(frames[-1].tb_frame.f_code.co_filename).name}, line {frames[-1].tb_lineno})"
+    name = type(error).__name__
     return f"{name} {where}: {error}" if isinstance(error, AgentLoopError) and str(error) else f"{text} {where}"
+
+
+def described(error: BaseException) -> str:
+    """Return an error as `"KeyError: 'x'"`, or its name alone if it has no message or cannot write it."""
+    name = type(error).__name__
+    try:
+        message = str(error)
+    except Exception:  # a class of the user whose `__str__` raises
+        return name
+    return f"{name}: {message}" if message else name
 
 
 def with_fix(text: str, fix: str) -> str:

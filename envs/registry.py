@@ -66,8 +66,10 @@ def make_env(
     """Return the environment of one episode: factory(row, toolset=..., reward=..., **options).
 
     The parameters `toolset` and `reward` of a factory are optional. This function sets the attributes `task`, `toolset`
-    and `reward_function` if the factory did not. Raises `WrongTypeError` if the factory returns no environment.
+    and `reward_function` if the factory did not. The episode gets its own copy of the row, since its code may change
+    it. Raises `WrongTypeError` if the factory returns no environment.
     """
+    row = _copied(row)
     env = factory(row, **_accepted(factory, toolset=toolset, reward=reward), **(options or {}))
     if not isinstance(env, BaseEnv):
         raise WrongTypeError(f"{named(factory)} returned {shown(env)} as the environment. Return an agentloop.Env.")
@@ -78,6 +80,13 @@ def make_env(
     if env.reward_function is None:
         env.reward_function = reward
     return env
+
+
+def _copied(value: Any) -> Any:
+    """Copy the dicts and lists of a row, and share everything else, such as images."""
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if type(value) is list else value
 
 
 def _accepted(factory: Factory, **parts: Any) -> dict[str, Any]:

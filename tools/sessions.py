@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from agentloop.errors import FailureKind, ToolError, named, nearest
+from agentloop.errors import FailureKind, ToolError, described, named, nearest
 from agentloop.process.log_once import tell_blocking, tell_once
 from agentloop.tools.base import ArgumentSchema, Tool, ToolContext, ToolResult
 from agentloop.tools.first_step import first_step
@@ -87,9 +87,11 @@ class ToolSessions:
             return _failed("The tool was cancelled.")  # the tool raised it: this call was not cancelled
         except ToolError as error:
             return _failed(str(error))
-        except (Exception, SystemExit) as error:  # the boundary: a tool can fail only its own call
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # the boundary: a tool can fail only its own call, even by a panic in Rust
             tell_once(call.name, error)
-            return _failed(_shorten(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__))
+            return _failed(_shorten(described(error)))
 
     def _session(self, tool: Tool) -> _Session:
         ctx = ToolContext(
@@ -177,7 +179,7 @@ async def _close(session: _Session) -> str | None:
     try:
         await within(tool.timeout, tool.close(session.ctx))
     except (Exception, SystemExit) as error:  # the boundary: the caller counts it
-        problem = f"The tool {tool.name!r} failed to close: {type(error).__name__}: {error}"
+        problem = f"The tool {tool.name!r} failed to close: {described(error)}"
         _logger.warning(problem, exc_info=error)
         return _shorten(problem)
     return None

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from agentloop.errors import described
+
 R = TypeVar("R")
 
 _CLEANUP_SECONDS = 30.0
@@ -22,7 +24,8 @@ async def within(seconds: float, call: Awaitable[R]) -> R:
     """Await `call`, and cancel it after `seconds`. Raises `OutOfTimeError`.
 
     A cancelled call may clean up. If it has not ended `_CLEANUP_SECONDS` later, it is closed at the point where it
-    waits: a loop that catches every exception would otherwise never end. A `SystemExit` becomes a `RuntimeError`.
+    waits: a loop that catches every exception would otherwise never end. An error that would end more than the call
+    becomes a `RuntimeError`: `SystemExit`, a panic of a library in Rust, or a `CancelledError` that nobody requested.
     """
     coroutine = call if asyncio.iscoroutine(call) else _coroutine(call)
     timeout = asyncio.timeout(seconds)
@@ -39,8 +42,20 @@ async def within(seconds: float, call: Awaitable[R]) -> R:
             raise OutOfTimeError(f"it took longer than {max(seconds, 0.0):.3g} s") from error
         raise
     except SystemExit as error:  # it would end the event loop
-        called = RuntimeError(f"it called sys.exit({error.code!r})")
-        raise called.with_traceback(error.__traceback__) from None
+        raise _contained(error, f"it called sys.exit({error.code!r})") from None
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise _contained(error, "something that it waited for was cancelled") from None
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise _contained(error, described(error)) from None
+
+
+def _contained(error: BaseException, text: str) -> RuntimeError:
+    return RuntimeError(text).with_traceback(error.__traceback__)
 
 
 async def _coroutine(call: Awaitable[R]) -> R:

@@ -63,11 +63,17 @@ class RolloutWorker:
         """
         with _collecting_less():
             async with GroupScope(len(request.played)), asyncio.TaskGroup() as tasks:
-                episodes = [tasks.create_task(self._episode(request, k, on_trajectory)) for k in request.played]
-                for task in episodes:
+                episodes = {k: tasks.create_task(self._episode(request, k, on_trajectory)) for k in request.played}
+                for task in episodes.values():
                     self._open.add(task)
                     task.add_done_callback(self._open.discard)
-        return Group(request, [task.result() for task in episodes])
+        return Group(
+            request,
+            [
+                _cancelled(request, k, on_trajectory) if task.cancelled() else task.result()
+                for k, task in episodes.items()
+            ],
+        )
 
     async def _episode(
         self, request: RolloutRequest, k: int, on_trajectory: Callable[[Trajectory], None] | None
@@ -102,17 +108,31 @@ class RolloutWorker:
         return env
 
     async def _play(self, request: RolloutRequest, k: int, env: Env | AgentProgram | None) -> Trajectory:
-        trajectory = Trajectory(trajectory_id=request.trajectory_id(k), group_id=request.group_id, place=k)
         try:
             env = env or self._make_env(request)
         except UserError:
             raise
         except (Exception, SystemExit) as error:
-            trajectory.stop_reason = StopReason.ENV_ERROR
-            trajectory.count(FailureKind.ENV)
-            trajectory.error = f"the environment cannot be created: {raised(error)}"
-            return trajectory
+            return _failed(request, k, f"the environment cannot be created: {raised(error)}")
+        trajectory = Trajectory(trajectory_id=request.trajectory_id(k), group_id=request.group_id, place=k)
         return await self.loop.play(env, trajectory, seed=request.seed_of(k), sampling=request.sampling)
+
+
+def _cancelled(request: RolloutRequest, k: int, on_trajectory: Callable[[Trajectory], None] | None) -> Trajectory:
+    """Return the trajectory of an episode whose own code cancelled its task, as cancel scopes of anyio can."""
+    trajectory = _failed(request, k, "a tool, the environment or the reward cancelled the task of its episode")
+    if on_trajectory is not None:
+        on_trajectory(trajectory)
+    return trajectory
+
+
+def _failed(request: RolloutRequest, k: int, error: str) -> Trajectory:
+    """Return the trajectory of an episode that the environment ended."""
+    trajectory = Trajectory(trajectory_id=request.trajectory_id(k), group_id=request.group_id, place=k)
+    trajectory.stop_reason = StopReason.ENV_ERROR
+    trajectory.count(FailureKind.ENV)
+    trajectory.error = error
+    return trajectory
 
 
 _before: list[tuple[int, int, int]] = []

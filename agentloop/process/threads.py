@@ -78,6 +78,9 @@ class Threads(Executor):
 def _settle(result: Future[Any], function: Callable[[], Any]) -> None:
     try:
         result.set_result(function())
+    except StopIteration as error:  # a future of asyncio refuses it, so its caller would wait forever
+        stopped = RuntimeError("it raised StopIteration, as next() does if nothing is left")
+        result.set_exception(stopped.with_traceback(error.__traceback__))
     except BaseException as error:
         result.set_exception(error)
 

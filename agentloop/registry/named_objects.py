@@ -86,7 +86,7 @@ def _import(name: str, what: str) -> ModuleType:
         raise UserError(
             f"The module {name!r} of the {what} needs {error.name!r}, which is not installed{fix}"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"The module {name!r}, which has the {what}, fails to import: {raised(error)}.") from error
 
 

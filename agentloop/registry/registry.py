@@ -130,7 +130,7 @@ def _load_entry_point(entry: EntryPoint, kind: str) -> Any:
             return entry.load()
     except UserError:
         raise
-    except Exception as error:  # foreign code may raise anything
+    except (Exception, SystemExit) as error:  # foreign code may raise anything
         raise UserError(
             f"The {kind} {entry.name!r} of the package {package_of(entry)!r} fails to import: {raised(error)}. Update "
             "or remove the package."

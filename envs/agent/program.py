@@ -15,10 +15,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from agentloop.envs.agent.command import run_command
@@ -26,6 +24,7 @@ from agentloop.envs.agent.harnesses.running import HarnessRun
 from agentloop.envs.agent.interface.endpoint import Agent, AgentResult, Endpoint, as_result
 from agentloop.envs.base import BaseEnv
 from agentloop.errors import UserError, named
+from agentloop.process.threads import Threads
 from agentloop.registry.named_objects import load_object
 from agentloop.registry.options import check_call
 
@@ -38,7 +37,7 @@ __all__ = ["Agent", "AgentProgram", "AgentResult", "Endpoint", "SampledBy"]
 
 SampledBy = Literal["run", "client"]
 
-_THREADS = ThreadPoolExecutor(max_workers=512, thread_name_prefix="agentloop-agent")
+_THREADS = Threads("agentloop-agent", 512)
 """Threads for agents that are plain functions. Each occupies one for its whole episode."""
 
 
@@ -121,7 +120,7 @@ class AgentProgram(BaseEnv):
             found = await self._agent(self.task, endpoint)
         else:
             assert self._agent is not None
-            found = await asyncio.get_running_loop().run_in_executor(_THREADS, self._agent, self.task, endpoint)
+            found = await _THREADS.run(self._agent, self.task, endpoint)
             if inspect.isawaitable(found):
                 found = await found
         self._result = as_result(found)

@@ -76,8 +76,17 @@ def _json_line(line: str, where: str) -> object:
         raise UserError(
             f"{where} is not JSON: {error.msg} at column {error.colno}. Each line must be one JSON object."
         ) from error
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"{where} cannot be read: {_too_large(error)}.") from error
     _check_unambiguous(row, where)
     return row
+
+
+def _too_large(error: RecursionError | ValueError) -> str:
+    """Return why Python cannot read valid JSON, and what to do."""
+    if isinstance(error, RecursionError):
+        return "its values are nested too deeply. Write deep values as text"
+    return "a number has too many digits. Write it as text"
 
 
 @dataclass(slots=True, frozen=True)
@@ -124,8 +133,10 @@ def _json_rows(path: Path) -> RawRows:
     text = path.read_text(encoding="utf-8-sig")
     try:
         rows = _JSON.decode(text) if text.lstrip().startswith("[") else None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise UserError(f"The dataset file {path} cannot be read: {error}. Check that it is complete.") from error
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"The dataset file {path} cannot be read: {_too_large(error)}.") from error
     if rows is None:
         yield from _jsonl_rows(path)
         return

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from agentloop.errors import EnvError
+from agentloop.process.threads import Threads
 
 R = TypeVar("R")
 
-_THREADS = ThreadPoolExecutor(max_workers=64, thread_name_prefix="agentloop-gymnasium")
+_THREADS = Threads("agentloop-gymnasium", 64)
 
 
 class Game:

@@ -68,19 +68,25 @@ def _term(given: RewardTerm | Mapping[str, Any] | str) -> RewardTerm:
     return RewardTerm.model_validate({"name": given} if isinstance(given, str) else given)
 
 
-def _load_one(spec: str, options: Mapping[str, Any]) -> RewardFunction:
+def load_written(spec: str) -> Callable[..., Any]:
+    """Return the function or the class of a reward. Raises `UserError` if it is neither."""
     found = REWARDS.get(spec)
-    if isinstance(found, type) and issubclass(found, Reward):
-        _check(found, (), spec, options)
-        with blaming(f"The reward {spec!r} cannot be created"):
-            return RewardFunction(found(**options), name=spec)
     if not callable(found):
         raise UserError(
             f"The reward {spec!r} is of type {type(found).__name__}: name a function (trajectory, task) or a class "
             "derived from agentloop.envs.rewards.Reward."
         )
-    if isinstance(found, type):
+    if isinstance(found, type) and not issubclass(found, Reward):
         raise UserError(f"The reward {spec!r} is a class, which must derive from agentloop.envs.rewards.Reward.")
+    return found  # type: ignore[no-any-return]
+
+
+def _load_one(spec: str, options: Mapping[str, Any]) -> RewardFunction:
+    found = load_written(spec)
+    if isinstance(found, type):
+        _check(found, (), spec, options)
+        with blaming(f"The reward {spec!r} cannot be created"):
+            return RewardFunction(found(**options), name=spec)
     _check(found, (None, None), spec, options)
     return RewardFunction(found, name=spec, options=options)
 

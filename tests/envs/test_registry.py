@@ -139,9 +139,19 @@ async def test_environments_get_what_their_constructor_does_not_take(styles, sty
     factory = registry.load_factory(f"{styles}:{style}", {})
     row, toolset = {"id": "0", "start": 3, "answer": "42"}, Toolset([])
     env = registry.make_env(factory, row, toolset=toolset, reward=load_reward("exact"))
-    assert env.task is row
+    assert env.task == row
     assert env.toolset is toolset
     assert await env.score(Trajectory(messages=[{"role": "assistant", "content": "42"}])) == 1.0
+
+
+def test_an_episode_cannot_change_the_rows_of_others(styles):
+    image = object()
+    row = {"messages": [{"role": "user", "content": "?"}], "choices": [1, 2], "image": image}
+    env = registry.make_env(registry.load_factory(f"{styles}:Bare", {}), row)
+    env.task["messages"][0]["content"] = "changed"
+    env.task["choices"].pop()
+    assert env.task.pop("image") is image
+    assert row == {"messages": [{"role": "user", "content": "?"}], "choices": [1, 2], "image": image}
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,10 @@ class Misbehaves(Tool):
                 raise TimeoutError("upstream")
             case "exits":
                 raise SystemExit(1)
+            case "raises what cannot be written":
+                raise type("Unwritable", (Exception,), {"__str__": lambda self: self.message})()
+            case "panics":
+                raise type("Panic", (BaseException,), {})("unwrap on None")
             case "cancels itself":
                 raise asyncio.CancelledError
             case "returns itself":
@@ -128,6 +132,8 @@ async def test_unknown_tools_and_invalid_arguments_are_model_errors():
         ("raises much", "ValueError: " + "x" * 485 + "..."),
         ("raises a timeout of its own", "TimeoutError: upstream"),
         ("exits", "SystemExit: 1"),
+        ("raises what cannot be written", "Unwritable"),
+        ("panics", "Panic: unwrap on None"),
         ("cancels itself", "The tool was cancelled."),
         ("returns nothing", f"TypeError: {named(Misbehaves.call)} returned None: return a string for the model"),
         (

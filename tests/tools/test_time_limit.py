@@ -71,3 +71,27 @@ async def test_code_that_calls_exit_does_not_end_the_event_loop(waits):
     with pytest.raises(RuntimeError, match=r"it called sys.exit\(3\)") as raised_error:
         await within(10, leaves())
     assert "test_time_limit.py" in raised(raised_error.value)
+
+
+class Panic(BaseException):
+    """Stands in for pyo3's PanicException, which a library in Rust raises."""
+
+
+async def cancels_what_it_waits_for():
+    waited_for = asyncio.ensure_future(asyncio.sleep(60))
+    asyncio.get_running_loop().call_soon(waited_for.cancel)
+    await waited_for
+
+
+async def panics():
+    await asyncio.sleep(0)
+    raise Panic("unwrap on None")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"), [(cancels_what_it_waits_for, "was cancelled"), (panics, "Panic: unwrap on None")]
+)
+async def test_errors_that_would_end_more_than_the_call_are_contained(call, message):
+    with pytest.raises(RuntimeError, match=message) as raised_error:
+        await within(10, call())
+    assert "test_time_limit.py" in raised(raised_error.value)

@@ -84,6 +84,7 @@ def register(name: str) -> Callable[[RewardFn], RewardFn]:
         def of_groups(groups: Sequence[Sequence[Outcome]], options: NoOptions) -> list[list[AdvantageValue]]:
             return [list(relative(rewards_of(group), checked)) for group in groups]
 
+        of_groups.__wrapped__ = function  # type: ignore[attr-defined]  # errors name it
         register_outcomes(name)(of_groups)
         return function
 

@@ -18,11 +18,11 @@ def _envs() -> None:
 def list_envs() -> None:
     """List the registered environments with their options (`env.options`), and the packages that are installed."""
     from agentloop.cli.authoring.listing import print_registry
-    from agentloop.envs.registry import ENVS
+    from agentloop.envs.registry import ENVS, load_factory
     from agentloop.envs.workers.interpreters import installed
     from agentloop.envs.workers.packages import PACKAGES
 
-    print_registry(ENVS, ("row", "toolset", "reward"))
+    print_registry(ENVS, load_factory, ("row", "toolset", "reward"))
     typer.echo("Packages with their own interpreter:")
     for name, package in PACKAGES.items():
         place = installed(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,18 +54,19 @@ def print_entries(entries: Iterable[Entry]) -> None:
     console.print(table)
 
 
-def print_registry(registry: Registry[Any], given: Collection[str]) -> None:
+def print_registry(registry: Registry[Any], load: Callable[[str], Any], given: Collection[str]) -> None:
     """Print the name, description and options of each entry.
 
-    `given` names the parameters that are not options. An entry that cannot be imported shows the reason instead.
+    `load` imports and checks the entry of a name; if it raises `UserError`, the reason is printed instead. `given`
+    names the parameters that are not options.
     """
     packages = {name: package_of(entry) for name, entry in registry.entry_points().items()}
-    print_entries(_entry(registry, name, packages.get(name, _OWN), given) for name in registry)
+    print_entries(_entry(load, name, packages.get(name, _OWN), given) for name in registry)
 
 
-def _entry(registry: Registry[Any], name: str, package: str, given: Collection[str]) -> Entry:
+def _entry(load: Callable[[str], Any], name: str, package: str, given: Collection[str]) -> Entry:
     try:
-        found = registry.get(name)
+        found = load(name)
     except UserError as error:
         return Entry(name, package, error=str(error))
     description = " ".join(docstrings.split(found.__doc__)[0].partition("\n\n")[0].split())

@@ -25,9 +25,9 @@ app = typer.Typer(help="List rewards, or judge an answer with one.", no_args_is_
 def list_rewards() -> None:
     """List the rewards with their options (`env.reward_options`)."""
     from agentloop.cli.authoring.listing import print_registry
-    from agentloop.envs.rewards import REWARDS
+    from agentloop.envs.rewards.loading import REWARDS, load_written
 
-    print_registry(REWARDS, ("trajectory", "task"))
+    print_registry(REWARDS, load_written, ("trajectory", "task"))
 
 
 @app.command("try")
@@ -87,7 +87,7 @@ def try_reward(
 def _config(spec: str) -> RunConfig | None:
     """Return the config of a recipe given by its path or name; None for the spec of a reward."""
     from agentloop.api.recipe import built_in_recipes, load_run_config
-    from agentloop.envs.rewards import REWARDS
+    from agentloop.envs.rewards.loading import REWARDS
 
     path = Path(spec).expanduser()
     is_path = path.suffix in (".yaml", ".yml") or path.is_dir()

@@ -60,6 +60,15 @@ def test_rewards_of_packages_are_listed_and_errors_shown(folder, monkeypatch):
     assert "'gone' of the package 'example' fails to import" in output
 
 
+@pytest.mark.parametrize("command", ["envs", "rewards"])
+def test_a_package_that_registers_something_else_does_not_hide_the_others(folder, monkeypatch, command):
+    install(folder / "site", f"agentloop.{command}", number="math:pi", mapping="builtins:dict")
+    monkeypatch.syspath_prepend(folder / "site")
+    output = run(command, "list").output
+    assert "'number' is of type float: name " in output
+    assert "'mapping' is a class" in output
+
+
 def test_parameters_that_collect_others_are_no_options(folder, monkeypatch):
     (folder / "own_env.py").write_text("def make(row, *others, tag, **parts):\n    'Play.'\n")
     install(folder / "site", "agentloop.envs", collecting="own_env:make")

@@ -107,6 +107,27 @@ def test_an_environment_that_cannot_be_made_fails_alone(renderer, ids_of):
     assert good.trajectories[0].stop_reason is StopReason.COMPLETED
 
 
+class Cancelling(Quiz):
+    """Cancels the task of its episode."""
+
+    async def step(self, message):
+        asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+
+def test_an_episode_whose_code_cancels_its_task_fails_alone(renderer, ids_of):
+    def make_env(request):
+        return (Cancelling if request.group_id == "bad" else Quiz)(request.group_id)
+
+    seen = []
+    worker = RolloutWorker(AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")]), renderer), make_env)
+    bad, good = asyncio.run(play_all(worker, [request("bad", 2), request("good", 1)], seen.append))
+    assert [each.failures for each in bad.trajectories] == [{"env": 1}, {"env": 1}]
+    assert "cancelled the task of its episode" in bad.trajectories[0].error
+    assert good.trajectories[0].stop_reason is StopReason.COMPLETED
+    assert sorted(each.trajectory_id for each in seen) == ["bad-0", "bad-1", "good-0"]
+
+
 def test_a_request_may_be_sampled_differently(renderer, ids_of):
     seen = []
 

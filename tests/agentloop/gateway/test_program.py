@@ -186,6 +186,12 @@ def test_a_command_that_does_not_exist_stops_the_run(play_anywhere):
         play_anywhere(command=["/no/such/agent", "x"])
 
 
+def test_a_plain_function_may_raise_stop_iteration(play):
+    trajectory = play(lambda task, model: next(iter([])), limits={"max_seconds": 20})
+    assert trajectory.stop_reason is StopReason.ENV_ERROR
+    assert "StopIteration" in trajectory.error
+
+
 def test_an_agent_that_raises_is_a_failure_of_the_environment(play_anywhere):
     async def agent(task, model):
         await say(model)

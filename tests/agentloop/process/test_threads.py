@@ -66,6 +66,11 @@ async def test_errors_results_and_context_are_those_of_the_call():
         await pool.run(divmod, 1, 0)
 
 
+async def test_a_call_that_raises_stop_iteration_answers_its_caller():
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await asyncio.wait_for(Threads("x", 1).run(next, iter([])), 10)
+
+
 async def test_a_call_that_waits_is_not_made_if_its_caller_is_cancelled():
     pool, may_end, made = Threads("x", 1), threading.Event(), []
     first = asyncio.ensure_future(pool.run(may_end.wait, 30))

@@ -51,6 +51,16 @@ def test_a_name_of_two_packages_is_refused_because_one_would_hide_the_other(tmp_
     assert registry.get("json:loads") is json.loads
 
 
+def test_a_package_that_exits_when_it_is_imported_is_named(tmp_path, monkeypatch):
+    (tmp_path / "leaving.py").write_text("raise SystemExit(0)\n")
+    install(tmp_path, "agentloop.examples", leave="leaving:X")
+    registry = Registry("example", "env.example", group="agentloop.examples")
+    monkeypatch.syspath_prepend(tmp_path)
+    for spec in ("leave", "leaving:X"):
+        with pytest.raises(UserError, match=r"fails to import: SystemExit: 0 \(leaving.py, line 1\)"):
+            registry.get(spec)
+
+
 def test_paths_in_a_config_start_at_its_folder(tmp_path):
     (tmp_path / "mine.py").write_text(_FILE.format(name="five"))
     (tmp_path / "config.yaml").write_text(

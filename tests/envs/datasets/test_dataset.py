@@ -67,6 +67,17 @@ def test_missing_file_raises(tmp_path):
         load_dataset(str(tmp_path / "nothing.jsonl"))
 
 
+@pytest.mark.parametrize(
+    ("value", "error"), [("9" * 5000, "a number has too many digits"), ("[" * 3000 + "]" * 3000, "nested too deeply")]
+)
+@pytest.mark.parametrize(("name", "form"), [("d.jsonl", "{}\n"), ("d.json", "[{}]")])
+def test_json_that_python_cannot_read_is_named(tmp_path, name, form, value, error):
+    path = tmp_path / name
+    path.write_text(form.format(f'{{"prompt": "a", "x": {value}}}'))
+    with pytest.raises(UserError, match=rf"d\.json.* cannot be read: .*{error}.* Write .* as text\."):
+        load_dataset(str(path))
+
+
 def test_malformed_line_is_named(tmp_path):
     path = tmp_path / "d.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"prompt": "b"\n')

@@ -20,6 +20,8 @@ class Broken(gymnasium.Env):
     def step(self, action):
         if action == "raise":
             raise RuntimeError("boom")
+        if action == "next":
+            next(iter([]))
         if action == "hang":
             self.release.wait(20)
         return action, float("nan") if action == "nan" else 0.5, False, False, {}

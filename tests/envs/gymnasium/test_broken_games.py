@@ -20,7 +20,9 @@ def broken(**options):
 
 
 @pytest.mark.parametrize("actions", ["tool", "text"])
-@pytest.mark.parametrize(("action", "words"), [("raise", "RuntimeError: boom"), ("nan", "the reward nan")])
+@pytest.mark.parametrize(
+    ("action", "words"), [("raise", "RuntimeError: boom"), ("next", "StopIteration"), ("nan", "the reward nan")]
+)
 def test_raising_environment_ends_its_episode(play, actions, action, words):
     turn = {"action": action} if actions == "tool" else action
     trajectory = play(broken(actions=actions), [turn])

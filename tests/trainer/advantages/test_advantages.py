@@ -292,3 +292,12 @@ def test_a_function_of_rewards_must_return_a_number_for_each(returned):
     advantages.register(name)(mine)
     with pytest.raises(WrongTypeError, match=r"^mine .* for 2 rewards. Return one number for each.$"):
         group_advantages([1.0, 0.0], name)
+
+
+def test_a_function_of_rewards_is_named_if_it_returns_no_finite_numbers():
+    def mine(rewards):
+        return rewards * math.inf
+
+    advantages.register("mine_infinite")(mine)
+    with pytest.raises(WrongTypeError, match=r"^mine \(test_advantages.py, line \d+\) returned .* not finite"):
+        group_advantages([1.0, 0.5], "mine_infinite")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,7 +42,7 @@ class _NamedLogger:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         with blaming(f"{self._name} failed at step {step}"):
-            self._logger.log(step, metrics)
+            self._logger.log(step, dict(metrics))  # the class may change its own copy
 
     def close(self) -> None:
         """Close the logger. A failure is only a warning: the run is over, and its own error must stay visible."""
@@ -77,6 +78,11 @@ def _make(spec: LoggerConfig, folder: Path, config: dict[str, Any], done: int) -
         raise UserError(
             f"The logger {spec.name!r} of run.loggers has no method {' and no method '.join(missing)}. A logger needs "
             "log(step, metrics) and close()."
+        )
+    if late := [name for name in ("log", "close") if iscoroutinefunction(getattr(logger, name))]:
+        raise UserError(
+            f"The logger {spec.name!r} of run.loggers has an async {' and an async '.join(late)}, which nothing awaits."
+            " Write it without async."
         )
     return logger
 

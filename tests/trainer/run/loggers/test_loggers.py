@@ -84,6 +84,23 @@ def test_a_logger_that_fails_is_named(tmp_path, caplog):
     assert "of run.loggers failed to close: OSError: no server (own.py, line 6)" in caplog.text
 
 
+_QUIET = "class Own:\n    def __init__(self, folder, config, *, done): ...\n    def close(self): ...\n"
+
+
+def test_a_logger_with_an_async_method_is_refused(tmp_path):
+    (tmp_path / "own.py").write_text(f"{_QUIET}    async def log(self, step, metrics): ...\n")
+    with pytest.raises(UserError, match=r"has an async log, which nothing awaits\. Write it without async\."):
+        open_loggers(config_with(f"{tmp_path}/own.py:Own"), tmp_path, done=-1).__enter__()
+
+
+def test_a_logger_cannot_change_the_metrics_of_others(tmp_path):
+    (tmp_path / "own.py").write_text(f"{_QUIET}    def log(self, step, metrics):\n        metrics.clear()\n")
+    metrics = {"reward/mean": 0.5}
+    with open_loggers(config_with(f"{tmp_path}/own.py:Own"), tmp_path, done=-1) as (logger,):
+        logger.log(4, metrics)
+    assert metrics == {"reward/mean": 0.5}
+
+
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_missing_logger_error_says_how_to_install_it(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
