@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
-from agentloop.engines.restarting import RestartingEngine
+from agentloop.engines.restarting import RestartingEngine, _Loss
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
 from agentloop.weights.shelf import WeightShelf
@@ -217,6 +217,22 @@ async def test_hanging_engine_is_replaced():
     assert list(turn.ids) == [11, 12, 13, STOP]
     assert engine.restart_counts == {"hung": 1}
     await engine.close()
+
+
+async def test_nobody_waits_for_an_engine_that_is_given_up():
+    async def too_slow():
+        raise TimeoutError("a request of the engine itself")
+
+    loss = _Loss()
+    with pytest.raises(TimeoutError, match="of the engine itself"):
+        await loss.unless(too_slow())
+    waiting = [asyncio.create_task(loss.unless(asyncio.Event().wait())) for _ in range(3)]
+    await asyncio.sleep(0)
+    loss.set()
+    loss.set()
+    for turn in [*waiting, loss.unless(asyncio.Event().wait())]:
+        with pytest.raises(EngineDead, match="hangs"):
+            await turn
 
 
 async def test_paused_engine_does_not_count_as_hanging():
