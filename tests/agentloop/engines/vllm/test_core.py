@@ -81,6 +81,27 @@ async def test_results_and_errors_of_a_live_engine_propagate():
         await unless_dead(FakeLlm(), answer(0))
 
 
+async def test_a_reply_takes_few_rounds_of_the_event_loop():
+    """While many agent loops run, a round takes tens of milliseconds."""
+    rounds = 0
+
+    async def count():
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    loop = asyncio.get_running_loop()
+    counting = asyncio.create_task(count())
+    for _ in range(3):
+        reply = loop.create_future()
+        loop.call_soon(reply.set_result, 1)
+        before = rounds
+        assert await unless_dead(FakeLlm(), reply) == 1
+        assert rounds - before <= 2
+    counting.cancel()
+
+
 async def test_error_of_a_dead_engine_becomes_engine_death():
     llm = FakeLlm()
 
