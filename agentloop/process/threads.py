@@ -10,9 +10,11 @@ import contextvars
 import functools
 import inspect
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -114,3 +116,21 @@ def run_in_threads(cls: type, names: Iterable[str], threads: Threads = TOOLS) ->
         method = getattr(cls, name)
         if inspect.isfunction(method) and not inspect.iscoroutinefunction(method):
             setattr(cls, name, threaded(method, threads))
+
+
+_SWITCH_SECONDS = 0.0005
+
+
+@contextmanager
+def quick_switches() -> Iterator[None]:
+    """Let the threads of this process wait for Python's lock for at most 0.5 ms, not 5, in this block.
+
+    A learner or engine releases the lock for each of its many short operations. Beside busy agent loops it would wait
+    for it longer than it computes (`benchmarks.rollout.thread_switches`).
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, _SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from agentloop.episodes.setup import RolloutSetup, started
+from agentloop.process.threads import quick_switches
 from agentloop.trainer.workers.protocol import Workers
 from agentloop.trainer.workers.requests import user_error
 from agentloop.types.requests import RolloutRequest
@@ -33,6 +34,7 @@ class LocalWorkers(Workers):
 
     async def start(self) -> None:
         """Start tools, reward and engine."""
+        self._running.enter_context(quick_switches())
         await self._running.enter_async_context(started(self.engine, self.episodes))
 
     def room(self) -> int:

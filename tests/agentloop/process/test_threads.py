@@ -12,7 +12,7 @@ from agentloop.envs.rewards import Reward
 from agentloop.envs.rewards.function import RewardFunction
 from agentloop.process import threads
 from agentloop.process.offloading import OFF_LOOP_SIZE, off_loop
-from agentloop.process.threads import Threads, threaded
+from agentloop.process.threads import Threads, quick_switches, threaded
 from agentloop.types.trajectory import Trajectory
 
 POOLS = {name: pool for name, pool in vars(threads).items() if isinstance(pool, Threads)}
@@ -113,3 +113,13 @@ asyncio.run(main())
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "given up\n"
+
+
+def test_switches_between_threads_are_quick_in_the_block_alone():
+    before = sys.getswitchinterval()
+    with quick_switches():
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+        sys.setswitchinterval(1e-5)
+        with quick_switches():
+            assert sys.getswitchinterval() == pytest.approx(1e-5)  # shorter ones are kept
+    assert sys.getswitchinterval() == before
