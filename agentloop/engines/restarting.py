@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
+from agentloop.engines.given_up import GivenUp
 from agentloop.engines.replay import TurnRecord
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
@@ -68,7 +69,7 @@ class RestartingEngine(Engine):
         self._come = asyncio.Event()
         self._changing = asyncio.Lock()
         """Held while weights change and while an engine is replaced."""
-        self._lost = _Loss()
+        self._given_up = GivenUp()
         self._paused = False
         self._awake = asyncio.Event()
         self._awake.set()
@@ -136,7 +137,7 @@ class RestartingEngine(Engine):
             self._progress()
         self._running += 1
         try:
-            return await self._lost.unless(turn)
+            return await self._given_up.unless(turn)
         finally:
             self._running -= 1
             self._progress()
@@ -186,7 +187,7 @@ class RestartingEngine(Engine):
     async def _die_asleep(self, cause: str) -> None:
         """Close the dead engine, so that it leaves nothing on the GPU."""
         self._died_asleep = cause
-        self._lost.set()
+        self._given_up.set()
         await _close(self._engine)
 
     async def update_weights(self, weights: WeightHandle, version: int) -> None:
@@ -251,7 +252,7 @@ class RestartingEngine(Engine):
         if engine is not self._engine or self._failure is not None:
             return
         if self._replacing is None:
-            self._lost.set()
+            self._given_up.set()
             self._replacing = asyncio.create_task(self._replace_alone(engine, kind, cause))
         await self._replaced()
 
@@ -274,7 +275,7 @@ class RestartingEngine(Engine):
         """Replace the engine, or set `_failure` if no restart is left."""
         if engine is not self._engine:
             return
-        self._lost.set()
+        self._given_up.set()
         while self._failure is None:
             if not self._budget.spend(kind):
                 self._failure = f"the engine failed too often ({self._budget}); last cause: {cause}"
@@ -286,7 +287,7 @@ class RestartingEngine(Engine):
             except (EngineError, UserError) as error:
                 kind, cause = "start", str(error)
             else:
-                self._lost = _Loss()
+                self._given_up = GivenUp()
                 self._progress()
                 return
 
@@ -320,7 +321,7 @@ class RestartingEngine(Engine):
     async def _find_stalls(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         while self._failure is None:
-            idle = not self._running or self._paused or self._lost.is_set() or not self._awake.is_set()
+            idle = not self._running or self._paused or self._given_up.is_set() or not self._awake.is_set()
             left = seconds if idle else self._last_progress + seconds - loop.time()
             if left > 0:
                 await asyncio.sleep(left)
@@ -337,40 +338,6 @@ class RestartingEngine(Engine):
         if tasks:
             await asyncio.wait(tasks)  # closes an engine that was starting
         await self._engine.close()
-
-
-class _Loss:
-    """Set when an engine is given up, so that nobody waits for it."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._turns: set[asyncio.Timeout] = set()
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        self._is_set = True
-        now = asyncio.get_running_loop().time()
-        while self._turns:
-            self._turns.pop().reschedule(now)
-
-    async def unless(self, turn: Awaitable[Generation]) -> Generation:
-        """Return the turn; raise `EngineDead` as soon as its engine is given up.
-
-        The turn gets no task of its own: that would cost each turn 20 us and three rounds of the event loop.
-        """
-        try:
-            async with asyncio.timeout(0.0 if self._is_set else None) as limit:
-                self._turns.add(limit)
-                try:
-                    return await turn
-                finally:
-                    self._turns.discard(limit)
-        except TimeoutError as error:
-            if self._is_set:
-                raise EngineDead("the engine hangs") from error
-            raise
 
 
 async def _close(engine: Engine) -> None:

@@ -41,4 +41,4 @@ def _check_folder(model: object) -> None:
     """Raise `UserError` for the path of a folder that does not exist; other texts may be names of a hub."""
     folder = Path(model).expanduser() if isinstance(model, str) else None
     if folder is not None and folder.is_absolute() and not folder.is_dir():
-        raise UserError(f"There is no model folder {model} for a player. Correct the option `model` of the player.")
+        raise UserError(f"There is no model folder {model} for a player. Set its `model` to a folder that exists.")

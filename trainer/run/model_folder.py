@@ -140,7 +140,8 @@ def locate_model(name: str, *, weights: bool = True, key: str = "model") -> Path
     if not folder.is_dir():
         if folder.is_absolute():
             raise MissingModel(
-                f"There is no model folder {folder}. Set {key} to a folder, or to a hub name ('org/name')."
+                f"There is no model folder {folder}. Set {key} to an existing folder, or to a name on the hub "
+                "('org/name')."
             )
         folder = _from_hub(name, weights=weights, key=key)
     if (folder / "checkpoints").is_dir():

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _AGAIN_SECONDS = 0.05
-_ABORT_SECONDS = 5.0
 """Time after which the abort of all requests is repeated: a request may reach the server after the first one."""
+_ABORT_SECONDS = 5.0
+"""Time to wait for the abort of a cancelled request: the server may hang."""
 
 
 class SglangEngine(Engine):
@@ -240,7 +241,7 @@ class SglangEngine(Engine):
             part = await self._client.generate(request, listener())
         except asyncio.CancelledError:
             with suppress(EngineError, TimeoutError):
-                async with asyncio.timeout(_ABORT_SECONDS):  # the server may hang
+                async with asyncio.timeout(_ABORT_SECONDS):
                     await asyncio.shield(self._client.abort(name))
             raise
         except EngineError:

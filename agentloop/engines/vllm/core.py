@@ -46,7 +46,7 @@ async def unless_dead(llm: Any, answer: Awaitable[T]) -> T:
     """Return the reply of the engine core. Raises `EngineDead` if the core dies before it replies.
 
     vLLM itself would wait forever, or raise its own error. The reply is awaited without a task of its own: each task
-    costs turns of the event loop, which are long while many agent loops run.
+    costs rounds of the event loop, which are long while many agent loops run.
     """
     loop = asyncio.get_running_loop()
     next_look: asyncio.Handle

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
-from agentloop.engines.restarting import RestartingEngine, _Loss
+from agentloop.engines.given_up import GivenUp
+from agentloop.engines.restarting import RestartingEngine
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
 from agentloop.weights.shelf import WeightShelf
@@ -223,14 +224,14 @@ async def test_nobody_waits_for_an_engine_that_is_given_up():
     async def too_slow():
         raise TimeoutError("a request of the engine itself")
 
-    loss = _Loss()
+    given_up = GivenUp()
     with pytest.raises(TimeoutError, match="of the engine itself"):
-        await loss.unless(too_slow())
-    waiting = [asyncio.create_task(loss.unless(asyncio.Event().wait())) for _ in range(3)]
+        await given_up.unless(too_slow())
+    waiting = [asyncio.create_task(given_up.unless(asyncio.Event().wait())) for _ in range(3)]
     await asyncio.sleep(0)
-    loss.set()
-    loss.set()
-    for turn in [*waiting, loss.unless(asyncio.Event().wait())]:
+    given_up.set()
+    given_up.set()
+    for turn in [*waiting, given_up.unless(asyncio.Event().wait())]:
         with pytest.raises(EngineDead, match="hangs"):
             await turn
 

@@ -110,8 +110,8 @@ def _named(spec: str) -> list[Tool]:
     if ":" not in name and name not in registry.TOOLS:
         offered = sorted(each for each in registry.TOOLS if not _is_for_boxes(each))
         raise UserError(
-            f"There is no tool {name!r}.{nearest(name, offered)} Set --tool to one of: {', '.join(offered)}, or your "
-            "own: 'file.py:name' or 'package.module:name'."
+            f"There is no tool {name!r}.{nearest(name, offered)} Set --tool to one of: {', '.join(offered)}. For a "
+            "tool of your own write 'file.py:name' or 'package.module:name'."
         )
     tools = registry.load_all(name, **options)
     if any(tool.needs_box for tool in tools):
