@@ -131,5 +131,5 @@ def _absolute(id: str) -> str:
         return id
     file = Path(id).absolute()
     if not file.is_file():
-        raise UserError(f"The verifiers environment has no file {file}. Correct its `id`.")
+        raise UserError(f"There is no file {file} for the verifiers environment. Correct its `id`.")
     return str(file)
