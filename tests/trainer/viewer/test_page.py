@@ -94,6 +94,16 @@ def test_curves_of_runs_lie_over_each_other(open_page, run_folder):
     expect(page.locator("tbody th")).to_have_text(["learner.lr"])  # only what differs
 
 
+def test_a_run_that_is_hidden_while_a_page_loads_is_hidden_there(open_page, run_folder):
+    page = open_page(run_folder("first").root, run_folder("second").root)
+    page.route("**/api/config*", lambda request: None)  # no answer
+    page.get_by_role("link", name="config").click()
+    page.get_by_role("button", name="first").click()
+    expect(page).to_have_url(re.compile(r"#/config\?run=second$"))
+    page.unroute("**/api/config*")  # the requests go on
+    expect(page.locator("thead th")).to_have_count(2)  # the key, and the run that is left
+
+
 def test_values_of_many_runs_stay_in_their_chart(open_page, run_folder):
     page = open_page(*(run_folder(f"run-{number}").root for number in range(20)))
     chart = page.locator("[data-metric='reward/mean']").first

@@ -15,6 +15,7 @@ let page = {}, visit = 0;
 
 async function show() {
   const { place } = here(), number = ++visit;
+  frame();  // at once: tabs and chips lead on from the new address while its page loads
   const made = await Promise.resolve().then(() => {
     if (!Object.hasOwn(PAGES, place)) throw new Error(`There is no page ${place}.`);
     return PAGES[place]();
@@ -23,7 +24,6 @@ async function show() {
   page = made;
   main.replaceChildren(...page.nodes);
   document.title = `${page.title} – ${runs.length === 1 ? runs[0].name : `${runs.length} runs`} – agentloop view`;
-  frame();
 }
 
 // Draw what is above all pages: tabs, and a chip for each run with its state.
@@ -40,12 +40,17 @@ function frame() {
     const text = [el("i", { class: "swatch", style: `background:${run.colour}` }), el("b", {}, run.name), el("span", { class: `state ${run.state}` }, [run.state, progress].filter(Boolean).join(", "))];
     if (runs.length === 1 || TAB[place]) return el("span", { class: "chip", title: run.path }, text);
     const is = names.includes(run.name);
-    const next = is ? names.filter((name) => name !== run.name) : runs.map((each) => each.name).filter((name) => name === run.name || names.includes(name));
     return el("button", {
-      class: "chip", title: `${run.path}: click to ${is ? "hide" : "show"}`, "aria-pressed": String(is),
-      onclick: () => { location.hash = address(place, { search: parameters.get("search"), run: next.length === runs.length ? [] : next }); },
+      class: "chip", title: `${run.path}: click to ${is ? "hide" : "show"}`, "aria-pressed": String(is), onclick: () => toggle(run),
     }, text);
   }));
+}
+
+// Hide a run that the address shows, or show one that it hides.
+function toggle(run) {
+  const { place, parameters } = here(), shown = chosen(parameters);
+  const next = runs.filter((each) => shown.includes(each) !== (each === run)).map((each) => each.name);
+  location.hash = address(place, { search: parameters.get("search"), run: next.length === runs.length ? [] : next });
 }
 
 function move(by) {
