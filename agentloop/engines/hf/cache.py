@@ -64,14 +64,16 @@ class SlotCache:
             rows = min(self.slots, max(row + 1, 2 * rows, 8))
         if length > longest:
             longest = min(-(-max(length, longest * 3 // 2) // GROWTH) * GROWTH, self.max_len)
+        if (rows, longest) == (self._rows, self.length):
+            return
+        kv = self._empty(rows, longest)  # first: if there is no memory for it, the cache stays as it is
+        kv[:, :, : self._rows, :, : self.length] = self.kv
+        if longest > self.length:
             tokens = np.zeros((self.slots, longest), np.int32)
             logprobs = np.zeros((self.slots, longest), np.float32)
             tokens[:, : self.length], logprobs[:, : self.length] = self.tokens, self.logprobs
             self.tokens, self.logprobs = tokens, logprobs
-        if (rows, longest) != (self._rows, self.length):
-            kv = self._empty(rows, longest)
-            kv[:, :, : self._rows, :, : self.length] = self.kv
-            self.kv, self._rows, self.length = kv, rows, longest
+        self.kv, self._rows, self.length = kv, rows, longest
 
     def drop(self) -> None:
         """Free the memory of all keys and values, but keep the tokens."""

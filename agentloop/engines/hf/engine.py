@@ -146,6 +146,7 @@ class HfEngine(Engine):
             raise EngineError(f"the prompt has a token id outside the vocabulary of {self._vocabulary} tokens")
         stops = await DECODING.run(self._stops.of, params.stop_strings) if params.stop_strings else None
         state = None if params.grammar is None else await DECODING.run(self._grammars.begin, params.grammar)
+        worker = self._alive()  # it may have been closed meanwhile, and would never answer
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
         request = Request(

@@ -311,16 +311,14 @@ class Worker:
         return found
 
     def _admit(self) -> None:
-        """Assign slots to waiting turns while slots are free."""
-        blocked: list[Request] = []
-        while self._waiting and not self._active.all():
-            request = self._waiting.popleft()
+        """Assign slots to waiting turns while slots are free. If that fails, all of them still wait."""
+        for request in list(self._waiting):
+            if self._active.all():
+                return
             row = self._table.take(request.trajectory_id, request.prompt, self._active)
-            if row is None:
-                blocked.append(request)
-            else:
+            if row is not None:
+                self._waiting.remove(request)
                 self._enter(row, request)
-        self._waiting.extendleft(reversed(blocked))
 
     def _enter(self, row: int, request: Request) -> None:
         params = request.params

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.engines.base import FinishReason, SamplingParams
+from agentloop.engines.hf.cache import SlotCache
 from agentloop.engines.hf.engine import HfEngine
 from agentloop.engines.hf.model import load_model
 from agentloop.errors import EngineError, UserError
@@ -374,6 +376,21 @@ async def test_broken_weights_fail_the_turn_and_free_its_state(make):
     assert not np.isnan([list(g.logprobs) for g in got]).any()
 
 
+async def test_turns_fail_and_do_not_hang_if_the_cache_cannot_grow(make, monkeypatch):
+    engine = await make(model_of(), max_model_len=512)
+    long = prompts_of(3, low=300, high=400)
+    with monkeypatch.context() as patch:
+        patch.setattr(SlotCache, "_empty", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        async with asyncio.timeout(20):
+            found = await asyncio.gather(
+                *(engine.generate(prompt, GREEDY, trajectory_id=str(i)) for i, prompt in enumerate(long)),
+                return_exceptions=True,
+            )
+    assert [type(error) for error in found] == [EngineError] * 3
+    assert "out of memory" in str(found[0])
+    assert [len(got.ids) for got in await turns(engine, long, GREEDY)] == [8] * 3
+
+
 async def test_close_ends_running_turns_and_is_idempotent(make):
     engine = await make(model_of())
     params = SamplingParams(max_tokens=200)
@@ -385,6 +402,18 @@ async def test_close_ends_running_turns_and_is_idempotent(make):
     await engine.close()
     with pytest.raises(EngineError, match="closed"):
         await engine.generate([1, 2], params, trajectory_id="z")
+
+
+async def test_a_turn_that_begins_while_the_engine_closes_does_not_hang(make, monkeypatch):
+    engine = await make(model_of())
+    monkeypatch.setattr(engine._stops, "of", lambda strings: time.sleep(0.3))
+    params = SamplingParams(max_tokens=8, stop_strings=("end",))
+    turn = asyncio.create_task(engine.generate([1, 2], params, trajectory_id="a"))
+    await asyncio.sleep(0.05)
+    await engine.close()
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineError, match="closed"):
+            await turn
 
 
 async def test_model_folder_loads_and_bad_folder_raises(tmp_path):
