@@ -87,7 +87,7 @@ class AgentLoop:
             try:
                 await episode.close()
             finally:
-                await _close(env, episode.trajectory, self.limits)
+                await close_env(env, episode.trajectory, self.limits)
         trajectory.metrics["seconds"] = clock() - started
         return trajectory
 
@@ -143,7 +143,7 @@ async def _score(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
         trajectory.reward = total
 
 
-async def _close(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
+async def close_env(env: BaseEnv, trajectory: Trajectory, limits: Limits) -> None:
     """Close the environment; count a failure to close it."""
     try:
         await within_limit("close", env.close(), limits, trajectory)

@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from agentloop.engines.episodes import Episode, playing
-from agentloop.episodes.loop import AgentLoop
+from agentloop.episodes.loop import AgentLoop, close_env
 from agentloop.errors import FailureKind, UserError, raised
 from agentloop.process.group_scope import GroupScope
+from agentloop.process.log_once import warn_once
 from agentloop.types.limits import StopReason
 from agentloop.types.requests import Group, RolloutRequest
 from agentloop.types.trajectory import Trajectory
@@ -99,23 +100,32 @@ class RolloutWorker:
                 env = self._make_env(request)
         try:
             if env is not None:
-                env.prepare()
+                _prepare(env)
             await self._slots.acquire()
         except BaseException:
             if env is not None:
-                await env.close()
+                await close_env(env, Trajectory(), self.loop.limits)  # an error would hide the cancellation
             raise
         return env
 
     async def _play(self, request: RolloutRequest, k: int, env: Env | AgentProgram | None) -> Trajectory:
         try:
-            env = env or self._make_env(request)
+            env = self._make_env(request) if env is None else env
         except UserError:
             raise
         except (Exception, SystemExit) as error:
             return _failed(request, k, f"the environment cannot be created: {raised(error)}")
         trajectory = Trajectory(trajectory_id=request.trajectory_id(k), group_id=request.group_id, place=k)
         return await self.loop.play(env, trajectory, seed=request.seed_of(k), sampling=request.sampling)
+
+
+def _prepare(env: Env | AgentProgram) -> None:
+    """Let an environment begin early. An error is logged, because the episode can begin without it."""
+    try:
+        env.prepare()
+    except (Exception, SystemExit) as error:  # user code
+        problem = raised(error).removesuffix(".")
+        warn_once(f"The method prepare of {type(env).__name__} raised {problem}. Its episodes begin without it.")
 
 
 def _cancelled(request: RolloutRequest, k: int, on_trajectory: Callable[[Trajectory], None] | None) -> Trajectory:

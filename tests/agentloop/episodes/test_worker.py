@@ -192,3 +192,36 @@ def test_an_environment_that_cannot_be_made_early_fails_its_own_episode(renderer
     assert good.trajectories[0].stop_reason is StopReason.COMPLETED
     assert f"the environment cannot be created: {type(error).__name__}: no such quiz" in bad.trajectories[0].error
     assert made == ["good", "bad", "bad"]
+
+
+def test_an_environment_whose_prepare_raises_is_played(renderer, ids_of, caplog):
+    class Unprepared(Quiz):
+        def prepare(self):
+            raise ValueError("no machine")
+
+    loop = AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")], seconds_per_turn=0.005), renderer)
+    worker = RolloutWorker(loop, lambda each: Unprepared(each.group_id), max_concurrency=1, prepare_ahead=1)
+    group = asyncio.run(worker.play(request("a", n=3)))
+    assert [t.stop_reason for t in group.trajectories] == [StopReason.COMPLETED] * 3
+    assert caplog.text.count("The method prepare of Unprepared raised ValueError: no machine") == 1
+
+
+def test_an_environment_that_cannot_be_closed_does_not_hide_the_cancellation_of_its_group(renderer, ids_of):
+    class Unclosed(Prepared):
+        async def close(self):
+            await super().close()
+            raise ValueError("no machine")
+
+    async def cancel():
+        worker = RolloutWorker(loop, lambda each: Unclosed(each.group_id), max_concurrency=1, prepare_ahead=1)
+        playing = asyncio.ensure_future(worker.play(request("a", n=3)))
+        while not Prepared.prepared:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0)
+        playing.cancel()
+        await asyncio.wait([playing])
+        return playing.cancelled()
+
+    Prepared.prepared = []
+    loop = AgentLoop(ScriptedEngine([ids_of("hi<|im_end|>")], seconds_per_turn=0.005), renderer)
+    assert asyncio.run(cancel())
+    assert Prepared.prepared == []
