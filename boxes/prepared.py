@@ -37,8 +37,12 @@ class PreparedBox:
             return await self._prepare()
         if self._takers <= 0 or not can_copy:
             self._is_taken = True
-            async with self._copied:
-                await self._copied.wait_for(lambda: self._copying == 0)
+            try:
+                async with self._copied:
+                    await self._copied.wait_for(lambda: self._copying == 0)
+            except BaseException:
+                self._is_taken = False  # so that `close` stops the box
+                raise
             return box
         self._copying += 1
         try:

@@ -8,9 +8,14 @@ async with GroupScope(episodes=8):
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar, Token
 from typing import Any, Protocol, Self, TypeVar
+
+from agentloop.errors import described
+
+_log = logging.getLogger(__name__)
 
 
 class Shared(Protocol):
@@ -24,7 +29,10 @@ Kind = TypeVar("Kind", bound=Shared)
 
 
 class GroupScope:
-    """Holds what the episodes share, and closes it when the group ends, also by an error or a cancellation."""
+    """Holds what the episodes share, and closes it when the group ends, also by an error or a cancellation.
+
+    A failure to close it is logged.
+    """
 
     def __init__(self, episodes: int) -> None:
         self.episodes = episodes
@@ -47,7 +55,11 @@ class GroupScope:
         assert self._token is not None
         _group.reset(self._token)
         while self._shared:
-            await self._shared.popitem()[1].close()
+            key, shared = self._shared.popitem()
+            try:
+                await shared.close()
+            except Exception as error:  # of a machine, for example: the episodes have ended, and others continue
+                _log.warning("What the episodes of a group shared could not be closed (%s): %s", key, described(error))
 
 
 _group: ContextVar[GroupScope | None] = ContextVar("group", default=None)

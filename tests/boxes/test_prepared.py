@@ -92,3 +92,18 @@ async def test_nothing_is_left_of_a_preparation_that_is_cancelled(provider, spec
     await prepared.close()
     await prepared.close()
     assert taking.cancelled()
+
+
+async def test_the_box_is_stopped_if_its_last_taker_is_cancelled_while_others_copy(provider, spec):
+    prepare = Preparation(provider, spec)
+    prepared = PreparedBox(prepare, takers=2)
+    taking = [asyncio.ensure_future(prepared.take()) for _ in range(2)]
+    while not prepared._is_taken:  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0)
+    for each in taking:
+        each.cancel()
+    await asyncio.wait(taking)
+    await prepared.close()
+    assert all(each.cancelled() for each in taking)
+    with pytest.raises(BoxError, match="has ended"):
+        await prepare.started[0].exec("true")

@@ -45,3 +45,16 @@ def test_it_is_closed_when_the_group_fails():
     with pytest.raises(ValueError, match="a mistake"):
         asyncio.run(play())
     assert made[0].is_closed
+
+
+def test_a_failure_to_close_is_logged_and_the_others_are_closed(caplog):
+    class Broken(Machine):
+        async def close(self):
+            raise OSError("the machine is gone")
+
+    async def play():
+        async with GroupScope(3) as scope:
+            return [scope.share("first", Machine), scope.share("second", Broken)]
+
+    assert asyncio.run(play())[0].is_closed
+    assert "the machine is gone" in caplog.text
