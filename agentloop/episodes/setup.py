@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -244,16 +244,16 @@ async def started(engine: Engine, episodes: RolloutSetup) -> AsyncIterator[Engin
 
     Workers of environments start on demand; they are shut down here, too.
     """
-    try:
+    reward = episodes.reward
+    async with AsyncExitStack() as stack:  # a failure of one does not keep the others open
+        stack.push_async_callback(episodes.toolset.shutdown)
+        if reward is not None:
+            stack.push_async_callback(reward.shutdown)
+        stack.push_async_callback(engine.close)
+        stack.push_async_callback(close_opponents)
+        stack.callback(close_pools)
         await episodes.toolset.start()
-        if episodes.reward is not None:
-            await episodes.reward.start()
+        if reward is not None:
+            await reward.start()
         await engine.start()
         yield engine
-    finally:
-        close_pools()
-        await close_opponents()
-        await engine.close()
-        if episodes.reward is not None:
-            await episodes.reward.shutdown()
-        await episodes.toolset.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from agentloop import engines
@@ -47,14 +48,15 @@ def drawn_model(folder: str, seed: int) -> str:
 
 
 async def close_opponents() -> None:
-    """Close the engines that were started in the running event loop."""
-    tasks = _STARTED.pop(asyncio.get_running_loop(), {}).values()
+    """Close the engines that were started in the running event loop, and those that are starting."""
+    tasks = list(_STARTED.pop(asyncio.get_running_loop(), {}).values())
     for task in tasks:
-        if not task.done():
-            task.cancel()
-        elif not task.cancelled() and task.exception() is None:
-            engine, _ = task.result()
-            await engine.close()
+        task.cancel()  # does nothing if it has started
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    async with AsyncExitStack() as stack:
+        for opponent in found:
+            if not isinstance(opponent, BaseException):
+                stack.push_async_callback(opponent[0].close)
 
 
 async def _start(name: str, options: dict[str, object]) -> Opponent:
@@ -66,10 +68,13 @@ async def _start(name: str, options: dict[str, object]) -> Opponent:
         renderer = renderer_for(Path(str(options["model"])))
     else:
         raise UserError(f"A player with the engine {name} needs `options: {{model: FOLDER}}`, or `models`.")
-    try:
-        await engine.start()
-    except UserError:
-        raise
-    except Exception as error:  # a library of the engine may raise anything
-        raise EngineError(f"the engine {name} of a player cannot start: {error}") from error
+    async with AsyncExitStack() as on_failure:
+        on_failure.push_async_callback(engine.close)
+        try:
+            await engine.start()
+        except UserError:
+            raise
+        except Exception as error:  # a library of the engine may raise anything
+            raise EngineError(f"the engine {name} of a player cannot start: {error}") from error
+        on_failure.pop_all()
     return engine, renderer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +16,8 @@ from agentloop.types.returned_numbers import checked_number
 
 if TYPE_CHECKING:
     from agentloop.types.trajectory import Trajectory
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,9 +50,12 @@ class RewardFunction:
                 await self._reward.start()
 
     async def shutdown(self) -> None:
-        """Release the resources of the reward."""
+        """Release the resources of the reward. A failure is logged."""
         if self._reward is not None:
-            await self._reward.shutdown()
+            try:
+                await self._reward.shutdown()
+            except Exception:  # user code, after the last episode
+                _logger.exception("The reward %r failed to shut down.", self.name)
 
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> float:
         """Return the outcome reward, and add the rewards of turns and the metrics to the trajectory.

@@ -1,16 +1,18 @@
 """Episodes of several players with a scripted engine; tokens are characters."""
 
+import asyncio
 import random
 from pathlib import Path
 
 import pytest
 
-from agentloop import AgentLoop, Limits, UserError
+from agentloop import AgentLoop, Limits, UserError, engines
 from agentloop.config.algorithm import AlgorithmConfig
 from agentloop.engines.testing.scripted import ScriptedEngine
-from agentloop.envs.players.program import PlayersProgram
+from agentloop.envs.players.program import PlayersProgram, Seat
 from agentloop.episodes.text_renderer import END, TextRenderer
 from agentloop.errors import EngineError
+from agentloop.players import opponents
 from agentloop.players.opponents import close_opponents
 from agentloop.recipes.self_play import games
 from agentloop.trainer.batch.making import make_batch
@@ -210,3 +212,26 @@ async def test_roles_survive_files(tmp_path):
     (read,) = read_jsonl(tmp_path / "games.jsonl")
     assert same(read, trajectory)
     assert [read.role, read.branches[0].role] == ["first", "second"]
+
+
+async def test_an_opponent_that_is_still_starting_is_closed(monkeypatch):
+    class Slow(ScriptedEngine):
+        state = "new"
+
+        async def start(self):
+            self.state = "starting"
+            await asyncio.sleep(60)
+
+        async def close(self):
+            self.state = "closed"
+
+    engine = Slow([[0]])
+    monkeypatch.setattr(engines, "create", lambda name, **options: engine)
+    monkeypatch.setattr(opponents, "renderer_for", lambda folder: TextRenderer())
+    playing = asyncio.create_task(opponents.opponent_of(Seat(engine="hf", options={"model": "m"}), 0))
+    while engine.state == "new":  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0)
+    await close_opponents()
+    assert engine.state == "closed"
+    await asyncio.wait([playing])
+    assert playing.cancelled()

@@ -197,3 +197,15 @@ async def test_failing_constructor_or_start_names_its_location(tmp_path):
         load_reward(f"{tmp_path}/own.py:Own", {"file": "nothing.txt"})
     with pytest.raises(UserError, match=r"cannot start: OSError: no server \(own.py, line 5\)"):
         await load_reward(f"{tmp_path}/own.py:Late").start()
+
+
+async def test_a_reward_that_cannot_shut_down_is_logged(caplog):
+    class Broken(Reward):
+        async def shutdown(self):
+            raise OSError("the judge is gone")
+
+        async def __call__(self, trajectory, task):
+            return 1.0
+
+    await RewardFunction(Broken(), name="broken").shutdown()
+    assert "The reward 'broken' failed to shut down" in caplog.text
