@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 from agentloop.boxes.interface.box import BoxProvider
@@ -23,19 +24,23 @@ async def provider_of(name: str | None = None, options: Mapping[str, Any] | None
         del _PROVIDERS[loop]
     providers = _PROVIDERS.setdefault(asyncio.get_running_loop(), {})
     key = json.dumps([name, dict(options or {})], sort_keys=True, default=str)
-    if key not in providers:
+    if key not in providers or _has_failed(providers[key]):  # an engine may answer again
         providers[key] = asyncio.create_task(_open(name, options or {}))
-    try:
-        return await asyncio.shield(providers[key])
-    except UserError:
-        providers.pop(key, None)  # an engine may start later
-        raise
+    return await asyncio.shield(providers[key])
 
 
 async def close_providers() -> None:
     """Stop all boxes of this event loop's providers."""
-    for task in _PROVIDERS.pop(asyncio.get_running_loop(), {}).values():
-        await (await task).close()
+    opening = _PROVIDERS.pop(asyncio.get_running_loop(), {}).values()
+    await asyncio.gather(*opening, return_exceptions=True)
+    async with AsyncExitStack() as stack:
+        for task in opening:
+            if not _has_failed(task):
+                stack.push_async_callback(task.result().close)
+
+
+def _has_failed(opening: asyncio.Task[BoxProvider]) -> bool:
+    return opening.done() and (opening.cancelled() or opening.exception() is not None)
 
 
 async def _open(name: str | None, options: Mapping[str, Any]) -> BoxProvider:
