@@ -107,7 +107,7 @@ class SandboxClient:
                     if time.monotonic() >= deadline:
                         raise
             attempt += 1
-            await asyncio.sleep(random.uniform(0.5, 1.0) * min(0.02 * 2**attempt, 2.0))
+            await asyncio.sleep(_pause(attempt))
 
     async def session(self, settings: SessionSettings | None = None) -> RemoteSession:
         await self.start()
@@ -181,6 +181,11 @@ class SandboxClient:
         for daemon in down:
             _logger.warning("%s does not answer yet; it is used as soon as it does: %s", daemon.name, daemon.problem)
             self._here().report_down(daemon, daemon.problem)
+
+
+def _pause(attempt: int) -> float:
+    """Return the seconds before the next attempt. An execution may wait for hours, so the power is bounded."""
+    return random.uniform(0.5, 1.0) * min(0.02 * 2 ** min(attempt, 10), 2.0)
 
 
 async def _close(opening: asyncio.Future[RemoteSession]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes import Execution, SandboxBusyError
-from agentloop.sandboxes.client.client import SandboxClient
+from agentloop.sandboxes.client.client import SandboxClient, _pause
 
 pytestmark = pytest.mark.slow
 
@@ -468,3 +468,8 @@ def test_addresses_are_parsed():
     assert names(["https://u:p@host/base/"]) == ["https://host/base"]
     with pytest.raises(UserError, match="printable ASCII"):
         SandboxClient("http://a", token="a\nb")
+
+
+def test_pauses_are_bounded_however_long_the_daemons_are_full():
+    assert 0.01 <= _pause(0) <= 0.02
+    assert 1.0 <= _pause(100_000) <= 2.0
