@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from fastapi import HTTPException
 
-from agentloop.errors import SandboxError
+from agentloop.errors import described
 
 _logger = logging.getLogger(__name__)
 
@@ -138,5 +138,5 @@ class Leases(Generic[T]):
         if self._leases.pop(lease.id, None) is not None:
             try:
                 await self._close(lease.item)
-            except SandboxError as error:
-                _logger.warning("A %s could not be closed: %s", self._what, error)
+            except Exception as error:  # of a provider, for example; the others are still to be closed
+                _logger.warning("A %s could not be closed: %s", self._what, described(error))

@@ -13,7 +13,7 @@ def held(maximum: int = 10) -> tuple[Leases, list]:
     async def close(item) -> None:
         closed.append(item)
         if item == "broken":
-            raise SandboxError("no")
+            raise OSError("no")
 
     return Leases("thing", "/v1/things", close, maximum, "--max-things", sweep_seconds=0.01), closed
 
@@ -33,6 +33,15 @@ async def test_idle_lease_is_closed(until):
             assert things.find(busy.id).idle_seconds == 0.0
         await until(lambda: closed == ["a", "b"])
     assert len(things) == 0
+
+
+async def test_idle_leases_are_closed_after_one_that_fails_to_close(until):
+    things, closed = held()
+    async with things.kept():
+        await things.open(lambda: give("broken"), 0.01)
+        await until(lambda: closed == ["broken"])
+        await things.open(lambda: give("a"), 0.01)
+        await until(lambda: closed == ["broken", "a"])
 
 
 async def test_close_ends_all_leases_if_one_fails():
