@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 from agentloop.boxes.interface.box import Box
 from agentloop.errors import ToolError
 from agentloop.tools.base import ToolContext
-
-
-class HasBox(Protocol):
-    """An environment whose tools work in a box."""
-
-    box: Box | None
-    agent_user: str | None
-    """User that runs the tools' commands; None is the default user of the box."""
-    deadline: float
-    """`time.monotonic()` at which the task times out."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,7 +25,10 @@ class EpisodeBox:
 
 
 def episode_box_of(ctx: ToolContext) -> EpisodeBox:
-    """Return the box in which the tools of an episode work. Raises `ToolError` if its environment has none."""
+    """Return the box in which the tools of an episode work: the `box`, `agent_user` and `deadline` of its environment.
+
+    Raises `ToolError` if it has no box.
+    """
     box = getattr(ctx.env, "box", None)
     if box is None:
         raise ToolError("This task has no box to work in.")

@@ -30,8 +30,6 @@ class Answer:
 class ApiProtocol(Protocol):
     """Format of the requests and responses of one API."""
 
-    """One API."""
-
     name: str
     default_url: str
     key_variable: str
