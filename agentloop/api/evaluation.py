@@ -17,6 +17,7 @@ from agentloop.api.training import announce_libraries
 from agentloop.errors import UserError
 from agentloop.process import file_lock
 from agentloop.process.blocking import run_blocking
+from agentloop.process.full_disk import naming_full_disk
 from agentloop.process.quiet import quiet_libraries
 from agentloop.registry.extras import naming_extras
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _TRAJECTORIES = "trajectories.jsonl"
 _LOCK = "rollout.lock"
+_FULL_DISK = "and play again with another output; the episodes that have ended are kept"
 
 
 @dataclass(slots=True, frozen=True)
@@ -155,14 +157,16 @@ def rollout_config(
 
             def ended(trajectory: Trajectory) -> None:
                 # Write each episode when it ends, so that an interrupted rollout keeps finished episodes.
-                write_jsonl(folder / _TRAJECTORIES, [trajectory], append=True)
+                with naming_full_disk(folder, _FULL_DISK):
+                    write_jsonl(folder / _TRAJECTORIES, [trajectory], append=True)
                 bar.advance()
 
             groups = run_blocking(_play, LocalWorkers(episodes, engine), split, rows, samples, ended)
         figures = summary(groups, threshold=threshold)
         figures["temperature"] = config.sampling.temperature
         stored = {"model": str(model), "plays": plays} | figures
-        (folder / "summary.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        with naming_full_disk(folder, _FULL_DISK):
+            (folder / "summary.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return RolloutResult(folder, plays, figures, groups)
 
 

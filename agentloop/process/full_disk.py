@@ -17,9 +17,18 @@ _REASONS = {os.strerror(number): os.strerror(number) for number in _FULL} | dict
 """Texts in errors of libraries, and the reason to report."""
 
 
+_OF_A_RUN = (
+    "or lower run.keep_last or run.save_trajectories; then run the same command again, which resumes from the last "
+    "checkpoint, if there is one"
+)
+
+
 @contextmanager
-def naming_full_disk(folder: Path) -> Iterator[None]:
-    """Raise `UserError` if a write below `folder` fails because of a full disk, a quota or a file limit."""
+def naming_full_disk(folder: Path, advice: str = _OF_A_RUN) -> Iterator[None]:
+    """Raise `UserError` if a write below `folder` fails because of a full disk, a quota or a file limit.
+
+    `advice` follows "Make room there, " in the error.
+    """
     try:
         yield
     except UserError:
@@ -28,11 +37,7 @@ def naming_full_disk(folder: Path) -> Iterator[None]:
         reason = _reason(error)
         if reason is None:
             raise
-        raise UserError(
-            f"The disk at {_mount_of(folder)} is full ({reason}). Make room there, or lower run.keep_last or "
-            "run.save_trajectories; then run the same command again, which resumes from the last checkpoint, if there "
-            "is one."
-        ) from error
+        raise UserError(f"The disk at {_mount_of(folder)} is full ({reason}). Make room there, {advice}.") from error
 
 
 def _mount_of(folder: Path) -> Path:

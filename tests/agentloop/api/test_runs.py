@@ -1,4 +1,5 @@
 import asyncio
+import resource
 
 import pytest
 
@@ -89,3 +90,14 @@ def test_two_rollouts_do_not_write_to_one_folder(sums, monkeypatch):
     monkeypatch.setattr("agentloop.api.figures.summary", lambda groups, threshold: {})
     agentloop.rollout(sums, output="played", progress=False)
     assert len(begun) == 1
+
+
+def test_a_full_disk_ends_a_rollout_with_one_sentence(sums, monkeypatch):
+    monkeypatch.chdir(sums.parent)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"is full .* and play again with another output"):
+            agentloop.rollout(sums, output="played", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
