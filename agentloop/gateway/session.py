@@ -100,8 +100,6 @@ class Session:
         """
         answered = self._answers.get((request.sent, index)) if request.is_retry else None
         if answered is None:
-            self._check()
-            self._check_sampling(request)
             answered = await self._tracked(self._complete(request, index, hear))
         if request.kept_as is not None:
             conversation = [*request.messages[request.num_unkept :], message_of(answered.parsed)]
@@ -193,6 +191,8 @@ class Session:
         return ApiError(status, message, code=code or str(reason))
 
     async def _complete(self, request: ModelRequest, index: int, hear: StreamListener | None) -> Completion:
+        self._check()  # without an await before the count: requests that arrive together share the limit
+        self._check_sampling(request)
         self.num_turns += 1
         tag = self._tag(request)
         place = self._conversations.open(request)

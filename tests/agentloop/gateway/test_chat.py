@@ -281,6 +281,15 @@ async def test_limits_of_the_episode(recorder, serving, ask):
     assert len(session.trajectories()) == 2
 
 
+async def test_turns_that_arrive_together_share_the_limit_of_the_episode(recorder, serving, ask):
+    engine = recorder("one" + END)
+    async with serving(engine, limits=Limits(max_turns=2)) as (client, session):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(client, "a", n=5)
+        assert caught.value.code == "max_turns"
+    assert len(engine.asked) == session.num_turns == 2
+
+
 async def test_sampling_is_the_runs_unless_the_client_may_choose(recorder, serving, ask):
     asked = {"temperature": 0.2, "top_p": 0.5, "seed": 11, "extra_body": {"top_k": 4}}
     seeds = []
