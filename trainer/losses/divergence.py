@@ -54,8 +54,9 @@ def dppo_kl(
 
     new = logprobs.detach()
     prob, old_prob = new.exp(), old_logprobs.exp()
-    others = torch.log((1 - old_prob + _TINY) / (1 - prob + _TINY))
-    divergence = old_prob * (old_logprobs - new) + (1 - old_prob) * others
+    # Rounding may put the probability of a certain token above 1.
+    others, old_others = (1 - prob).clamp(min=0), (1 - old_prob).clamp(min=0)
+    divergence = old_prob * (old_logprobs - new) + old_others * torch.log((old_others + _TINY) / (others + _TINY))
     up = (divergence <= options.high) | (prob <= old_prob)
     down = (divergence <= options.low) | (prob >= old_prob)
     return _weighted(logprobs, old_logprobs, tokens, torch.where(tokens.advantages > 0, up, down), options.cap)

@@ -89,6 +89,14 @@ def test_dppo_kl_by_hand():
     np.testing.assert_allclose(_evaluate("dppo_kl", [1.5, 1.5, 0.5], [1.0, -1.0, 1.0], far)[1], [0.0, 1.5, -0.5])
 
 
+def test_dppo_kl_keeps_a_certain_token_that_rounding_puts_above_probability_1():
+    old, new = torch.tensor([0.0, 2e-7]), torch.tensor([2e-7, 0.0])
+    loss = losses.get("dppo_kl").function
+    for advantage in (1.0, -1.0):
+        _, metrics = loss(new, old, tokens([2], advantages=[advantage] * 2), DppoOptions())
+        assert metrics["clip_fraction"].tolist() == [0, 0]
+
+
 def test_reinforce_by_hand():
     loss, grad, _ = _evaluate("reinforce", [1.0, 2.0], [3.0, -1.0])
     np.testing.assert_allclose(loss, [3.0, -1 + math.log(2)])
