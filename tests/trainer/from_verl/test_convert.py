@@ -511,6 +511,25 @@ def test_other_asynchronous_runs(command: str, staleness: dict[str, object]):
 
 
 @pytest.mark.parametrize(
+    ("command", "old"),
+    [
+        ("", "rollout"),
+        ("algorithm.rollout_correction.bypass_mode=False", "learner"),
+        # Before 0.9 other keys decided this.
+        ("async_training.use_rollout_log_probs=False", "learner"),
+        ("async_training.use_rollout_log_probs=True async_training.compute_prox_log_prob=True", "learner"),
+    ],
+)
+def test_old_policy_of_a_fully_asynchronous_run(command: str, old: str):
+    # In 0.9.1 such a run sets actor.use_rollout_log_probs, which nothing reads.
+    module = "-m verl.experimental.fully_async_policy.fully_async_main"
+    weights = "algorithm.rollout_correction.rollout_is=token"
+    learner = convert(*shlex.split(f"{module} {command} {weights}")).config["learner"]
+    assert learner["old_logprobs"] == old
+    assert learner.get("corrections", []) == ([_truncated(2.0)] if old == "learner" else [])
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "There is no file"),
