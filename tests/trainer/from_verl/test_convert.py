@@ -130,6 +130,11 @@ def test_every_setting_of_a_multi_turn_config(tmp_path: Path):
     assert mystery.startswith("actor_rollout_ref.rollout.mystery was set")
 
 
+def test_a_config_without_the_overrides_of_its_run_is_converted_with_a_note(tmp_path: Path):
+    source = _written(tmp_path, "actor_rollout_ref: {model: {path: m}, rollout: {mystery: 1}}")
+    assert any("no overrides.yaml next to config.yaml" in note for note in convert(source).notes)
+
+
 def test_the_defaults_of_verl_give_a_valid_config(verl_package: Path, tmp_path: Path, capsys):
     source = verl_package / "verl" / "trainer" / "config" / "_generated_ppo_trainer.yaml"
     _succeeds("from-verl", str(source), "-o", str(tmp_path / "run.yaml"))
