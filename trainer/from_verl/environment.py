@@ -32,7 +32,10 @@ def _tools(verl: VerlConfig) -> str | None:
             "(`from agentloop import tool`), and list each under env.tools as 'file.py:function'."
         )
     tools = verl.get(f"{_MULTI_TURN}.tool_config_path", "data.tool_config_path")
-    return None if tools in (None, "None", "null") else str(tools)
+    if tools in (None, "None", "null"):
+        return None
+    verl.note("Rewards that tools return are added to the reward of the episode here; verl does not add them.")
+    return str(tools)
 
 
 def _refuse_programs(verl: VerlConfig) -> None:

@@ -125,7 +125,8 @@ def test_every_setting_of_a_multi_turn_config(tmp_path: Path):
     )
     converted = convert(source)
     assert converted.config == yaml.safe_load(AS_OURS)
-    (cut,), (mystery,) = converted.notes, converted.lacks
+    (added, cut), (mystery,) = converted.notes, converted.lacks
+    assert added.startswith("Rewards that tools return are added")
     assert "at 4096 characters" in cut
     assert mystery.startswith("actor_rollout_ref.rollout.mystery was set")
 
