@@ -63,9 +63,11 @@ def asynchronous(verl: VerlConfig) -> Settings:
                     f"trainer.v1.separate_async.parameter_sync_step={every}: here engines get new weights after every "
                     f"step. For the same effect, make a step of {every} times as many tasks and mini-batches."
                 )
+            if versions == 1:  # verl counts the trained version too
+                return {"staleness.mode": "on_policy"}
             settings = {
                 "staleness.mode": "partial",
-                "staleness.max_staleness": max(versions - 1, 0),  # verl counts the trained version too
+                "staleness.max_staleness": versions - 1,
                 "staleness.when_late": late,
             }
     return settings | _uncorrected(verl)

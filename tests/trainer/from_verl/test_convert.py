@@ -509,6 +509,10 @@ def test_a_step_is_one_synchronisation_of_a_fully_asynchronous_run():
     [
         ("-m verl.experimental.one_step_off_policy.main_ppo", {"mode": "stale", "max_staleness": 1}),
         (
+            "trainer.v1.trainer_mode=colocate_async trainer.v1.sampler.max_off_policy_threshold=1",
+            {"mode": "on_policy"},
+        ),
+        (
             "trainer.v1.trainer_mode=separate_async trainer.v1.sampler.max_off_policy_threshold=3",
             {"mode": "partial", "max_staleness": 2, "when_late": "drop"},  # verl counts the trained version too
         ),
