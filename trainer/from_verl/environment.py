@@ -63,8 +63,13 @@ def _reward(verl: VerlConfig) -> Settings:
         verl.lack(f"The reward manager {manager!r} calls rewards differently; agentloop calls them row by row.")
     if verl.get("reward_model.enable", "reward.reward_model.enable", default=False):
         verl.lack("A reward model is not trained or served here: call one over HTTP with the reward 'judge'.")
-    options = {"function": f"{path}:{name}"} | ({"reward_kwargs": kwargs} if kwargs else {})
+    options = {"function": f"{_module_or_file(str(path))}:{name}"} | ({"reward_kwargs": kwargs} if kwargs else {})
     return {"env.reward": "verl", "env.reward_options": options}
+
+
+def _module_or_file(path: str) -> str:
+    """Return a path of verl, which may begin with pkg:// (a module) or file://, without that."""
+    return path.removeprefix("pkg://").replace("/", ".") if path.startswith("pkg://") else path.removeprefix("file://")
 
 
 def _manager(verl: VerlConfig) -> str:

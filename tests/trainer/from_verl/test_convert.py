@@ -395,6 +395,16 @@ def test_settings_of_the_learner(command: str, ours: dict[str, object]):
             {"max_turns": 3, "max_parallel_calls": 1, "max_tokens": 1024, "max_turn_tokens": 512},
         ),
         (
+            "custom_reward_function.path=pkg://mine/rewards",
+            "env",
+            {"reward": "verl", "reward_options": {"function": "mine.rewards:compute_score"}},
+        ),
+        (
+            "custom_reward_function.path=file:///r.py",
+            "env",
+            {"reward": "verl", "reward_options": {"function": "/r.py:compute_score"}},
+        ),
+        (
             "custom_reward_function.path=/r.py +custom_reward_function.reward_kwargs.scale=2",
             "env",
             {"reward_options": {"function": "/r.py:compute_score", "reward_kwargs": {"scale": 2}}},
