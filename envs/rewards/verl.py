@@ -52,6 +52,8 @@ class VerlScore(Reward):
             **(task.get("extra_info") or {}),
             "num_turns": 1 + len(_by_role(messages)),
             "rollout_reward_scores": {},
+            "turn_scores": [],
+            "tool_rewards": _tool_rewards(messages, trajectory.turn_rewards),
         }
         call = partial(
             self._call,
@@ -100,6 +102,12 @@ def _response(trajectory: Trajectory) -> list[Message]:
         return []
     first = next(place for place, message in enumerate(trajectory.messages) if message is turns[0])
     return trajectory.messages[first:]
+
+
+def _tool_rewards(messages: Sequence[Message], turn_rewards: Sequence[float]) -> list[float]:
+    """Return the rewards of turns whose calls were answered; with one call per turn these are verl's."""
+    answered = [after["role"] == "tool" for turn, after in itertools.pairwise(messages) if turn["role"] == "assistant"]
+    return [reward for reward, was in zip(turn_rewards, answered, strict=False) if was]
 
 
 def _by_role(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:

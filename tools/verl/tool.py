@@ -19,7 +19,7 @@ class AgentData:
     request_id: str
     """Id of the trajectory."""
     tools_kwargs: Mapping[str, Any]
-    """Column `tools_kwargs` of the row."""
+    """Arguments of tools for this row: column `tools_kwargs`, or its `extra_info.tools_kwargs`."""
     image_data: list[Any] = field(default_factory=list)
     """Images shown so far."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +47,8 @@ class VerlTool(Tool):
         self._per_call = per_call
 
     async def open(self, ctx: ToolContext) -> _Instance:
-        all_kwargs = ctx.task.get("tools_kwargs") or {}
+        # verl's datasets have them under extra_info, and its loader gives them to the tools.
+        all_kwargs = ctx.task.get("tools_kwargs") or (ctx.task.get("extra_info") or {}).get("tools_kwargs") or {}
         data = AgentData(ctx.trajectory_id, all_kwargs)
         return _Instance(None if self._per_call else await self._create(data), data)
 

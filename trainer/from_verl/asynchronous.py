@@ -55,7 +55,7 @@ def asynchronous(verl: VerlConfig) -> Settings:
         case "one_step":
             settings: Settings = {"staleness.mode": "stale", "staleness.max_staleness": 1}
         case mode:
-            behind = verl.number("trainer.v1.sampler.max_off_policy_threshold", default=8)
+            versions = verl.number("trainer.v1.sampler.max_off_policy_threshold", default=8)
             late = verl.get("trainer.v1.sampler.max_off_policy_strategy", default="drop")
             every = verl.number("trainer.v1.separate_async.parameter_sync_step", default=4)
             if mode == "separate_async" and every > 1:
@@ -63,7 +63,13 @@ def asynchronous(verl: VerlConfig) -> Settings:
                     f"trainer.v1.separate_async.parameter_sync_step={every}: here engines get new weights after every "
                     f"step. For the same effect, make a step of {every} times as many tasks and mini-batches."
                 )
-            settings = {"staleness.mode": "partial", "staleness.max_staleness": behind, "staleness.when_late": late}
+            if versions == 1:  # verl counts the trained version too
+                return {"staleness.mode": "on_policy"}
+            settings = {
+                "staleness.mode": "partial",
+                "staleness.max_staleness": versions - 1,
+                "staleness.when_late": late,
+            }
     return settings | _uncorrected(verl)
 
 

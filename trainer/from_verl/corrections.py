@@ -21,12 +21,12 @@ _OLD_LEVELS = {level: level for level in _LEVELS.values()}
 
 def is_bypassed(verl: VerlConfig) -> bool:
     """Return whether the sampling policy is the old policy of the loss."""
-    by_actor = verl.get(
-        "actor_rollout_ref.actor.use_rollout_log_probs", "async_training.use_rollout_log_probs", default=False
-    )
-    if verl.get("async_training.compute_prox_log_prob", default=False):
+    asynchronous = "async_training"
+    verl.read_keys.add("actor_rollout_ref.actor.use_rollout_log_probs")  # verl itself no longer reads it
+    if verl.get(f"{asynchronous}.compute_prox_log_prob", default=False):
         return False
-    return bool(verl.get(f"{_KEY}.bypass_mode", default=False) or by_actor)
+    before_0_9 = verl.get(f"{asynchronous}.use_rollout_log_probs")
+    return bool(verl.get(f"{_KEY}.bypass_mode", default=False) if before_0_9 is None else before_0_9)
 
 
 def corrections(verl: VerlConfig, loss: str) -> Settings:

@@ -32,7 +32,10 @@ def _tools(verl: VerlConfig) -> str | None:
             "(`from agentloop import tool`), and list each under env.tools as 'file.py:function'."
         )
     tools = verl.get(f"{_MULTI_TURN}.tool_config_path", "data.tool_config_path")
-    return None if tools in (None, "None", "null") else str(tools)
+    if tools in (None, "None", "null"):
+        return None
+    verl.note("Rewards that tools return are added to the reward of the episode here; verl does not add them.")
+    return str(tools)
 
 
 def _refuse_programs(verl: VerlConfig) -> None:
@@ -60,8 +63,13 @@ def _reward(verl: VerlConfig) -> Settings:
         verl.lack(f"The reward manager {manager!r} calls rewards differently; agentloop calls them row by row.")
     if verl.get("reward_model.enable", "reward.reward_model.enable", default=False):
         verl.lack("A reward model is not trained or served here: call one over HTTP with the reward 'judge'.")
-    options = {"function": f"{path}:{name}"} | ({"reward_kwargs": kwargs} if kwargs else {})
+    options = {"function": f"{_module_or_file(str(path))}:{name}"} | ({"reward_kwargs": kwargs} if kwargs else {})
     return {"env.reward": "verl", "env.reward_options": options}
+
+
+def _module_or_file(path: str) -> str:
+    """Return a path of verl, which may begin with pkg:// (a module) or file://, without that."""
+    return path.removeprefix("pkg://").replace("/", ".") if path.startswith("pkg://") else path.removeprefix("file://")
 
 
 def _manager(verl: VerlConfig) -> str:

@@ -53,12 +53,12 @@ def sequence_parallel(verl: VerlConfig) -> int:
 def _optimizer(verl: VerlConfig) -> Settings:
     steps = verl.number("trainer.total_training_steps")
     warmup, ratio = verl.number(f"{_OPTIM}.lr_warmup_steps", default=-1), verl.number(f"{_OPTIM}.lr_warmup_steps_ratio")
-    if warmup < 0 and ratio and not steps:
+    if warmup <= 0 and ratio and not steps:
         verl.lack(
             f"{_OPTIM}.lr_warmup_steps_ratio={ratio} needs trainer.total_training_steps, which is not set: set "
             "learner.warmup_updates."
         )
-    if warmup < 0:
+    if warmup <= 0:
         warmup = int((ratio or 0.0) * (steps or 0))
     schedule = verl.named(
         _SCHEDULES,

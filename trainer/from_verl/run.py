@@ -58,7 +58,7 @@ def _length(verl: VerlConfig) -> Settings:
         positive(verl.number("trainer.total_training_steps")),
         verl.number("trainer.total_epochs", default=30),
     )
-    if kind(verl) == "fully_async":
+    if kind(verl) == "fully_async" and positive(verl.number("rollout.total_rollout_steps")):
         return {}  # its length is given in tasks
     if steps and verl.is_set("trainer.total_epochs"):
         verl.note(

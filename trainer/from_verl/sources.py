@@ -54,7 +54,13 @@ def _saved(source: Path, overrides: Sequence[str]) -> VerlConfig:
         )
     file = source.with_name("overrides.yaml")
     set_keys = [parse_override(str(each)).key for each in OmegaConf.load(file)] if file.is_file() else []
-    return VerlConfig(values, frozenset([*set_keys, *_override(values, overrides)]))
+    verl = VerlConfig(values, frozenset([*set_keys, *_override(values, overrides)]))
+    if not file.is_file():
+        verl.note(
+            f"There is no overrides.yaml next to {source.name}, so nothing tells which settings the run changed: some "
+            "that have no counterpart here may be missing above. Hydra writes both files to the same folder."
+        )
+    return verl
 
 
 def _script(source: Path, arguments: Sequence[str], variables: Mapping[str, str]) -> VerlConfig:

@@ -45,11 +45,18 @@ _ROW = {"data_source": "sums", "answer": "42", "extra_info": {"split": "test"}}
 async def test_function_receives_the_verl_arguments(episode, scores):
     trajectory = episode(("I compute.", "Let me see."), "It is 42.")
     trajectory.messages[1]["tool_calls"][0]["function"]["arguments"] = {"code": "6*7"}
+    trajectory.turn_rewards = [0.25, 0.0]
     reward = load_reward("verl", {"function": f"{scores}:compute_score", "reward_kwargs": {"factor": 2.0}})
     assert await reward(trajectory, _ROW) == 2.0
     ((source, text, truth, extra),) = _seen(scores)
     assert (source, truth) == ("sums", "42")
-    assert extra == {"split": "test", "num_turns": 4, "rollout_reward_scores": {}}
+    assert extra == {
+        "split": "test",
+        "num_turns": 4,
+        "rollout_reward_scores": {},
+        "turn_scores": [],
+        "tool_rewards": [0.25],
+    }
     assert text == (
         "<think>\nI compute.\n</think>\nLet me see.\n"
         '<tool_call>\n{"name": "t", "arguments": {"code": "6*7"}}\n</tool_call>\n'

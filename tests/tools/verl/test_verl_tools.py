@@ -123,6 +123,13 @@ async def test_instance_lives_as_long_as_its_trajectory(config):
     assert not living
 
 
+async def test_arguments_of_the_row_are_found_where_the_datasets_of_verl_have_them(config):
+    toolset, _ = _toolset(config)
+    row = {"extra_info": {"index": 0, "tools_kwargs": {"guess": {"create_kwargs": {"ground_truth": 3}}}}}
+    sessions = toolset.sessions("one", row, 0, [object()], None)
+    assert (await _call(sessions, "guess", number=3)).content == "yes, try 1 of one"
+
+
 async def test_instance_may_live_for_one_call_as_in_verl(config):
     toolset, living = _toolset(config, per_call=True)
     sessions = _sessions(toolset, "one", 3)

@@ -125,9 +125,15 @@ def test_every_setting_of_a_multi_turn_config(tmp_path: Path):
     )
     converted = convert(source)
     assert converted.config == yaml.safe_load(AS_OURS)
-    (cut,), (mystery,) = converted.notes, converted.lacks
+    (added, cut), (mystery,) = converted.notes, converted.lacks
+    assert added.startswith("Rewards that tools return are added")
     assert "at 4096 characters" in cut
     assert mystery.startswith("actor_rollout_ref.rollout.mystery was set")
+
+
+def test_a_config_without_the_overrides_of_its_run_is_converted_with_a_note(tmp_path: Path):
+    source = _written(tmp_path, "actor_rollout_ref: {model: {path: m}, rollout: {mystery: 1}}")
+    assert any("no overrides.yaml next to config.yaml" in note for note in convert(source).notes)
 
 
 def test_the_defaults_of_verl_give_a_valid_config(verl_package: Path, tmp_path: Path, capsys):
@@ -322,6 +328,11 @@ def _saved(folder: Path, config: object) -> Path:
             "actor_rollout_ref.actor.optim.warmup_style=cosine",
             {"mini_batches": 4, "warmup_updates": 20, "lr_schedule": "cosine"},
         ),
+        (  # 0 steps count as unset
+            "trainer.total_training_steps=200 actor_rollout_ref.actor.optim.lr_warmup_steps=0 "
+            "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.05",
+            {"warmup_updates": 10},
+        ),
         (
             "actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.context_parallel_size=2",
             {"backend": "megatron", "context_parallel": 2, "token_budget": 1024},
@@ -382,6 +393,16 @@ def test_settings_of_the_learner(command: str, ours: dict[str, object]):
             "actor_rollout_ref.rollout.multi_turn.enable=True actor_rollout_ref.rollout.multi_turn.max_user_turns=2",
             "limits",
             {"max_turns": 3, "max_parallel_calls": 1, "max_tokens": 1024, "max_turn_tokens": 512},
+        ),
+        (
+            "custom_reward_function.path=pkg://mine/rewards",
+            "env",
+            {"reward": "verl", "reward_options": {"function": "mine.rewards:compute_score"}},
+        ),
+        (
+            "custom_reward_function.path=file:///r.py",
+            "env",
+            {"reward": "verl", "reward_options": {"function": "/r.py:compute_score"}},
         ),
         (
             "custom_reward_function.path=/r.py +custom_reward_function.reward_kwargs.scale=2",
@@ -489,6 +510,8 @@ def test_a_step_is_one_synchronisation_of_a_fully_asynchronous_run():
     assert config["placement"] == {"n_gpus": 8, "nnodes": 1, "layout": "separate", "learner_gpus": 4}
     assert (config["run"]["steps"], config["eval"]["every"]) == (200, 5)
     assert converted.lacks == []
+    without_tasks = convert(*command.replace("total_rollout_steps=51200", "total_rollout_steps=null").split())
+    assert without_tasks.config["run"]["epochs"] == 10
 
 
 @pytest.mark.parametrize(
@@ -496,8 +519,12 @@ def test_a_step_is_one_synchronisation_of_a_fully_asynchronous_run():
     [
         ("-m verl.experimental.one_step_off_policy.main_ppo", {"mode": "stale", "max_staleness": 1}),
         (
-            "trainer.v1.trainer_mode=separate_async trainer.v1.sampler.max_off_policy_threshold=2",
-            {"mode": "partial", "max_staleness": 2, "when_late": "drop"},
+            "trainer.v1.trainer_mode=colocate_async trainer.v1.sampler.max_off_policy_threshold=1",
+            {"mode": "on_policy"},
+        ),
+        (
+            "trainer.v1.trainer_mode=separate_async trainer.v1.sampler.max_off_policy_threshold=3",
+            {"mode": "partial", "max_staleness": 2, "when_late": "drop"},  # verl counts the trained version too
         ),
     ],
 )
@@ -508,6 +535,25 @@ def test_other_asynchronous_runs(command: str, staleness: dict[str, object]):
     assert converted.config["staleness"] == staleness
     assert converted.config["learner"]["corrections"] == [_truncated(2.0)]
     assert "sleep" not in converted.config["placement"]  # engines never stop sampling
+
+
+@pytest.mark.parametrize(
+    ("command", "old"),
+    [
+        ("", "rollout"),
+        ("algorithm.rollout_correction.bypass_mode=False", "learner"),
+        # Before 0.9 other keys decided this.
+        ("async_training.use_rollout_log_probs=False", "learner"),
+        ("async_training.use_rollout_log_probs=True async_training.compute_prox_log_prob=True", "learner"),
+    ],
+)
+def test_old_policy_of_a_fully_asynchronous_run(command: str, old: str):
+    # In 0.9.1 such a run sets actor.use_rollout_log_probs, which nothing reads.
+    module = "-m verl.experimental.fully_async_policy.fully_async_main"
+    weights = "algorithm.rollout_correction.rollout_is=token"
+    learner = convert(*shlex.split(f"{module} {command} {weights}")).config["learner"]
+    assert learner["old_logprobs"] == old
+    assert learner.get("corrections", []) == ([_truncated(2.0)] if old == "learner" else [])
 
 
 @pytest.mark.parametrize(
