@@ -236,3 +236,16 @@ def test_any_number_of_runs_have_colours_of_their_own(many, open_page):
         "async () => { const { colour } = await import('./live.js'); return [...Array(40).keys()].map(colour); }"
     )
     assert len(set(colours)) == 40
+
+
+def test_long_runs_and_long_turns_are_drawn(open_page, run_folder, trajectory_of):
+    """An argument for each of 140,000 values is more than a call of a function may have."""
+    folders = [run_folder(f"run-{number}") for number in range(7)]
+    lines = "".join(f'{{"step": {step}, "reward/mean": {step / 20_000}}}\n' for step in range(1, 20_001))
+    for folder in folders:
+        folder.metrics_file.write_text(lines)
+    folders[0].write_trajectories("step_000001", [trajectory_of("a " * 70_000)])
+    page = open_page(*(folder.root for folder in folders))
+    expect(page.locator("[data-metric='reward/mean'] .smooth")).to_have_count(2 * len(folders))
+    page.goto("#/episode?run=run-0&file=step_000001&episode=0")
+    expect(page.locator(".segment .text")).to_have_count(3)

@@ -14,7 +14,9 @@ function filled(element, attributes, children) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else element.setAttribute(key, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  for (const child of children.flat()) {  // `append(...children)` fails for about 100,000
+    if (child !== null && child !== undefined) element.append(child);
+  }
   return element;
 }
 
