@@ -20,11 +20,12 @@ function filled(element, attributes, children) {
   return element;
 }
 
-export async function get(path, parameters = {}) {
-  const response = await fetch(`api/${path}?${new URLSearchParams(parameters)}`);
-  const body = await response.json();
-  if (!response.ok) throw new Error(body.detail ?? response.statusText);
-  return body;
+export async function get(path, parameters = {}, options = {}) {
+  const response = await fetch(`api/${path}?${new URLSearchParams(parameters)}`, options)
+    .catch(() => { throw new Error("agentloop view does not answer. Is it still running?"); });
+  if (response.ok) return response.json();
+  const { detail } = await response.json().catch(() => ({}));
+  throw new Error(typeof detail === "string" ? detail : `agentloop view answered with status ${response.status}. Its terminal shows why.`);
 }
 
 // Return the address of a place on the page; empty parameters are left out.
