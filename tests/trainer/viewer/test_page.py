@@ -241,6 +241,20 @@ def test_a_link_leads_to_one_episode(open_page, many):
     expect(page.locator("[data-key=n]")).to_have_attribute("aria-disabled", "true")
 
 
+def test_the_token_streams_of_players_have_their_seat_and_reward(open_page, run_folder, trajectory_of):
+    black, white = trajectory_of("a", reward=1.0, role="black"), trajectory_of("b", reward=-1.0, role="white")
+    black.branches = [white]
+    program = trajectory_of("c")
+    program.branches = [trajectory_of("d")]
+    folder = run_folder("run")
+    folder.write_trajectories("step_000001", [black, program])
+    page = open_page(folder.root, place="#/episode?run=run&file=step_000001&episode=0")
+    headings = page.locator("main h2:not(.path)")
+    expect(headings).to_have_text(["black, reward 1", "white, reward -1"])
+    page.get_by_role("link", name="next").click()
+    expect(headings).to_have_text(["branch 1"])
+
+
 def test_everything_can_be_done_with_keys(open_page, many):
     page = open_page(many.root)
     expect(page.locator(".chart").first).to_be_visible()
