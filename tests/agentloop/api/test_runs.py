@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -89,3 +91,21 @@ def test_two_rollouts_do_not_write_to_one_folder(sums, monkeypatch):
     monkeypatch.setattr("agentloop.api.figures.summary", lambda groups, threshold: {})
     agentloop.rollout(sums, output="played", progress=False)
     assert len(begun) == 1
+
+
+def test_the_first_rollouts_of_a_process_may_be_in_threads(sums):
+    """A process of its own, which has not imported transformers yet."""
+    script = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import agentloop
+
+def play(number):
+    return agentloop.rollout(sys.argv[1], limit=1, output=f"played-{number}", progress=False).summary["episodes"]
+
+with ThreadPoolExecutor(4) as threads:
+    print(list(threads.map(play, range(4))))
+"""
+    command = [sys.executable, "-c", script, str(sums)]
+    played = subprocess.run(command, cwd=sums.parent, capture_output=True, text=True, check=False)
+    assert (played.stdout, played.returncode) == ("[1.0, 1.0, 1.0, 1.0]\n", 0), played.stderr
