@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from agentloop.rendering.inline import InlineFormat, InlineRenderer
 from agentloop.rendering.parsing import CallsInThinking
 from agentloop.rendering.template_renderer import TemplateRenderer
 from agentloop.vision.processor import ImageProcessor, image_processor_for
+
+_LOADING = threading.Lock()
+"""Held while transformers loads: its lazy imports fail in two threads at once."""
 
 
 def renderer_for(
@@ -47,9 +51,10 @@ def renderer_for(
     """
     end_token_ids: list[int] = []
     if isinstance(tokenizer, str | Path):
-        end_token_ids = _generation_ends(tokenizer)
-        vision = vision or image_processor_for(tokenizer, min_pixels=min_pixels, max_pixels=max_pixels)
-        tokenizer = _load(tokenizer)
+        with _LOADING:
+            end_token_ids = _generation_ends(tokenizer)
+            vision = vision or image_processor_for(tokenizer, min_pixels=min_pixels, max_pixels=max_pixels)
+            tokenizer = _load(tokenizer)
     if chat_template is not None:
         tokenizer = copy.copy(tokenizer)
         tokenizer.chat_template = read_template(chat_template, _name(tokenizer), _added(tokenizer))

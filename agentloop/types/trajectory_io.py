@@ -58,7 +58,7 @@ def to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 def from_dict(data: dict[str, Any]) -> Trajectory:
     """Return the trajectory that `to_dict` converted. Raises `UserError` for another format."""
-    _check_version(data.get("format") if isinstance(data, dict) else None)
+    check_version(data)
     try:
         images = ImageTable.from_base64(data["images"])
         trajectory = _from_head(data, images)
@@ -190,7 +190,9 @@ def _from_head(head: dict[str, Any], images: ImageTable) -> Trajectory:
     )
 
 
-def _check_version(found: Any) -> None:
+def check_version(data: Any) -> None:
+    """Raise `UserError` unless `data` is a stored trajectory that this version can read."""
+    found = data.get("format") if isinstance(data, dict) else None
     if found != FORMAT_VERSION:
         raise UserError(
             f"This trajectory has format {found!r}; this version of agentloop reads {FORMAT_VERSION}. Use the version "

@@ -15,7 +15,7 @@ from agentloop.trainer.run.folder import RunFolder, step_of
 from agentloop.trainer.run.lock import holder
 from agentloop.trainer.viewer.metrics_file import MetricsFile
 from agentloop.types.messages import valid_strings
-from agentloop.types.trajectory_io import DAMAGE, damaged
+from agentloop.types.trajectory_io import DAMAGE, check_version, damaged
 
 _ROLLOUT = "trajectories.jsonl"
 _FILES_KEPT = 4
@@ -135,13 +135,19 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     """Read all complete lines; the last line of a file may still be incomplete.
 
     Files keep lone surrogates, as in rows of a dataset, and answers to the page cannot contain them. Raises `UserError`
-    for a damaged file.
+    for a damaged file and for a line that is not a trajectory.
     """
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         try:
-            return [valid_strings(json.loads(line)) for line in file if line.endswith("\n")]
+            found = [valid_strings(json.loads(line)) for line in file if line.endswith("\n")]
         except (*DAMAGE, json.JSONDecodeError) as error:
             raise damaged(path, error) from error
+    for number, data in enumerate(found, 1):
+        try:
+            check_version(data)
+        except UserError as error:
+            raise UserError(f"{path}, line {number}: {error}") from error
+    return found
 
 
 def _summary(data: dict[str, Any]) -> dict[str, Any]:

@@ -62,11 +62,13 @@ class AnthropicMessages:
         finish, blocks = _FINISH_REASONS[reason], list(body["content"])
         if finish is FinishReason.LENGTH:
             blocks = [block for block in blocks if block["type"] != "tool_use"]  # the last one is incomplete
+        message = {"role": "assistant", "content": blocks}
+        read_turn(message)
         usage = body["usage"]
         cached, written = (usage.get(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation"))
         total = usage["input_tokens"] + cached + written
         return Answer(
-            {"role": "assistant", "content": blocks},
+            message,
             finish,
             Usage(total, usage["output_tokens"], cached, written),
             refused=reason == "refusal",
@@ -74,7 +76,7 @@ class AnthropicMessages:
 
 
 def read_turn(message: Mapping[str, Any]) -> ParsedTurn:
-    """Parse an assistant message."""
+    """Parse an assistant message. Raises `LookupError` or `TypeError` if a block is malformed."""
     blocks = message["content"]
     thinking = [block["thinking"] for block in blocks if block["type"] == "thinking"]
     return ParsedTurn(

@@ -16,7 +16,13 @@ from agentloop.types.messages import valid_strings
 
 _FINAL_CODES = ("insufficient_quota", "billing_not_active")
 """Error codes that come with an overload status although retries do not help."""
-_TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window", "max_tokens")
+_TOO_LONG = (
+    "context_length_exceeded",
+    "maximum context length",
+    "prompt is too long",
+    "context window",
+    "exceed context limit",
+)
 """Texts by which services report that a prompt exceeds the model's context."""
 _CONNECT_SECONDS = 15.0
 
@@ -65,7 +71,7 @@ class ApiClient:
         """Fetch the list of models. Raises `UserError` if the service does not respond or rejects the key."""
         try:
             response = await self._client.get("/models")
-        except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        except (httpx.RequestError, httpx.InvalidURL) as error:
             reason = f"{type(error).__name__} {error}".strip()
             raise UserError(
                 f"No response from {self.url}: {reason}. Start the server, or set engine.options.base_url to a URL "
@@ -75,7 +81,7 @@ class ApiClient:
             raise self._refused_key(response)
         try:
             self._models = [str(model["id"]) for model in response.json()["data"]]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             self._models = []  # some services have no list; the first request shows problems
 
     async def send(self, body: dict[str, Any]) -> tuple[Answer, int]:
@@ -89,13 +95,13 @@ class ApiClient:
             headers = None
             try:
                 response = await self._client.post(self._protocol.path, json=body)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 problem = f"{type(error).__name__} {error}".strip()
             else:
                 if response.is_success:
                     try:
                         return self._protocol.answer(valid_strings(response.json())), attempt - 1
-                    except (LookupError, TypeError, ValueError) as error:
+                    except (LookupError, TypeError, ValueError, RecursionError) as error:
                         problem = f"invalid response: {type(error).__name__}: {error}"
                 else:
                     problem, headers = f"status {response.status_code}: {_message(response)}", response.headers

@@ -64,18 +64,19 @@ class OpenAiChat:
         if finish is FinishReason.LENGTH:
             message.pop("tool_calls", None)  # the last one is incomplete
         message.setdefault("content", None if "tool_calls" in message else "")
+        read_turn(message)
         usage = body.get("usage") or {}
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         return Answer(
             message,
             finish,
-            Usage(usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0), cached),
+            Usage(usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0, cached),
             refused=reason == "content_filter" or "refusal" in message,
         )
 
 
 def read_turn(message: Mapping[str, Any]) -> ParsedTurn:
-    """Parse an assistant message."""
+    """Parse an assistant message. Raises `LookupError` or `TypeError` if a call is malformed, except its arguments."""
     calls = [
         _read_call(call["function"]["name"], call["function"]["arguments"], call["id"])
         for call in message.get("tool_calls") or ()
@@ -85,8 +86,12 @@ def read_turn(message: Mapping[str, Any]) -> ParsedTurn:
 
 
 def _read_call(name: str, arguments: str, call_id: str) -> ToolCall | InvalidCall:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a call is {name!r}")
     try:
         value = json.loads(arguments or "{}")
+    except RecursionError:
+        return InvalidCall(f"The arguments of {name} are nested too deeply.", arguments, call_id, name)
     except ValueError as error:
         return InvalidCall(f"The arguments of {name} are not valid JSON: {error}.", arguments, call_id, name)
     if not isinstance(value, dict):

@@ -45,7 +45,10 @@ class ApiProtocol(Protocol):
         ...
 
     def answer(self, body: Any) -> Answer:
-        """Read the body of a response. Raises `LookupError`, `TypeError` or `ValueError` if it is malformed."""
+        """Read the body of a response. Raises `LookupError`, `TypeError` or `ValueError` if it is malformed.
+
+        That includes malformed calls in its message, which would otherwise end the run when the turn is read.
+        """
         ...
 
 

@@ -1,5 +1,7 @@
 import asyncio
 import resource
+import subprocess
+import sys
 
 import pytest
 
@@ -101,3 +103,21 @@ def test_a_full_disk_ends_a_rollout_with_one_sentence(sums, monkeypatch):
             agentloop.rollout(sums, output="played", progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_first_rollouts_of_a_process_may_be_in_threads(sums):
+    """A process of its own, which has not imported transformers yet."""
+    script = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import agentloop
+
+def play(number):
+    return agentloop.rollout(sys.argv[1], limit=1, output=f"played-{number}", progress=False).summary["episodes"]
+
+with ThreadPoolExecutor(4) as threads:
+    print(list(threads.map(play, range(4))))
+"""
+    command = [sys.executable, "-c", script, str(sums)]
+    played = subprocess.run(command, cwd=sums.parent, capture_output=True, text=True, check=False)
+    assert (played.stdout, played.returncode) == ("[1.0, 1.0, 1.0, 1.0]\n", 0), played.stderr

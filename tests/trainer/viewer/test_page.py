@@ -29,7 +29,10 @@ def chromium():
 
 @pytest.fixture
 def open_page(chromium):
-    """Call as open_page(*folders): a page that shows these runs. The page must not log errors."""
+    """Call as open_page(*folders): a page that shows these runs. The page must not log errors.
+
+    A test that expects errors clears `page.errors`.
+    """
     errors, ends = [], []
 
     def open_runs_at(*folders, place=""):
@@ -40,6 +43,7 @@ def open_page(chromium):
         context = chromium.new_context(base_url=address_of(listener))
         ends.append((context, server, thread))
         page = context.new_page()
+        page.errors = errors
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.goto(f"/{place}")
@@ -102,6 +106,57 @@ def test_a_run_that_is_hidden_while_a_page_loads_is_hidden_there(open_page, run_
     expect(page).to_have_url(re.compile(r"#/config\?run=second$"))
     page.unroute("**/api/config*")  # the requests go on
     expect(page.locator("thead th")).to_have_count(2)  # the key, and the run that is left
+
+
+def test_a_page_whose_requests_failed_is_loaded_when_the_server_answers_again(open_page, run_folder):
+    page = open_page(run_folder("run").root, place="#/config")
+    page.errors.clear()
+    expect(page.get_by_role("cell", name="2", exact=True)).to_be_visible()
+    offline = page.get_by_text("agentloop view does not answer", exact=True)
+    page.route("**/api/**", lambda request: request.abort())
+    page.reload()
+    expect(offline).to_be_visible()
+    page.unroute("**/api/**")
+    expect(page.get_by_role("cell", name="2", exact=True)).to_be_visible()
+    page.route("**/api/**", lambda request: request.abort())
+    page.get_by_role("link", name="episodes").click()
+    page.get_by_role("link", name="step_000001").click()
+    expect(page.get_by_text("Is it still running?")).to_be_visible()
+    expect(offline).to_be_visible()
+    page.unroute("**/api/**")
+    expect(page.locator("td.task")).to_have_text("question")
+    page.errors.clear()
+
+
+def test_an_error_of_the_server_is_not_called_invalid_json(open_page, run_folder):
+    page = open_page(run_folder("run").root, place="#/files")
+    page.route("**/api/episodes*", lambda request: request.fulfill(status=500, body="Internal Server Error"))
+    page.get_by_role("link", name="step_000001").click()
+    expect(page.locator("main")).to_have_text("agentloop view answered with status 500. Its terminal shows why.")
+    page.errors.clear()
+
+
+def test_a_file_that_a_resumed_run_removed_is_missed_on_its_page(open_page, run_folder):
+    folder = run_folder("run")
+    page = open_page(folder.root, place="#/episodes?run=run&file=step_000001")
+    expect(page.locator("td.task")).to_have_text("question")
+    folder.forget_after(0)
+    expect(page.locator("main")).to_have_text("there is no trajectory file 'step_000001'")
+    expect(page.get_by_text("agentloop view does not answer")).to_be_hidden()
+    page.errors.clear()
+
+
+def test_a_link_to_a_run_that_is_not_shown_says_so(open_page, run_folder):
+    page = open_page(run_folder("run").root, place="#/curves?run=gone")
+    expect(page.locator("main")).to_have_text("There is no run gone here.")
+
+
+def test_the_button_of_a_run_keeps_the_focus(open_page, run_folder):
+    page = open_page(run_folder("first").root, run_folder("second").root)
+    page.get_by_role("button", name="second").focus()
+    page.keyboard.press("Space")
+    expect(page.get_by_role("button", name="second")).to_have_attribute("aria-pressed", "false")
+    expect(page.get_by_role("button", name="second")).to_be_focused()
 
 
 def test_values_of_many_runs_stay_in_their_chart(open_page, run_folder):
@@ -186,6 +241,20 @@ def test_a_link_leads_to_one_episode(open_page, many):
     expect(page.locator("[data-key=n]")).to_have_attribute("aria-disabled", "true")
 
 
+def test_the_token_streams_of_players_have_their_seat_and_reward(open_page, run_folder, trajectory_of):
+    black, white = trajectory_of("a", reward=1.0, role="black"), trajectory_of("b", reward=-1.0, role="white")
+    black.branches = [white]
+    program = trajectory_of("c")
+    program.branches = [trajectory_of("d")]
+    folder = run_folder("run")
+    folder.write_trajectories("step_000001", [black, program])
+    page = open_page(folder.root, place="#/episode?run=run&file=step_000001&episode=0")
+    headings = page.locator("main h2:not(.path)")
+    expect(headings).to_have_text(["black, reward 1", "white, reward -1"])
+    page.get_by_role("link", name="next").click()
+    expect(headings).to_have_text(["branch 1"])
+
+
 def test_everything_can_be_done_with_keys(open_page, many):
     page = open_page(many.root)
     expect(page.locator(".chart").first).to_be_visible()
@@ -236,3 +305,16 @@ def test_any_number_of_runs_have_colours_of_their_own(many, open_page):
         "async () => { const { colour } = await import('./live.js'); return [...Array(40).keys()].map(colour); }"
     )
     assert len(set(colours)) == 40
+
+
+def test_long_runs_and_long_turns_are_drawn(open_page, run_folder, trajectory_of):
+    """An argument for each of 140,000 values is more than a call of a function may have."""
+    folders = [run_folder(f"run-{number}") for number in range(7)]
+    lines = "".join(f'{{"step": {step}, "reward/mean": {step / 20_000}}}\n' for step in range(1, 20_001))
+    for folder in folders:
+        folder.metrics_file.write_text(lines)
+    folders[0].write_trajectories("step_000001", [trajectory_of("a " * 70_000)])
+    page = open_page(*(folder.root for folder in folders))
+    expect(page.locator("[data-metric='reward/mean'] .smooth")).to_have_count(2 * len(folders))
+    page.goto("#/episode?run=run-0&file=step_000001&episode=0")
+    expect(page.locator(".segment .text")).to_have_count(3)

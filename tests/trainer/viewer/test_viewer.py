@@ -257,6 +257,15 @@ def test_damaged_files_do_not_hide_other_runs(folder, run_folder):
     assert "step_000001.jsonl.gz is incomplete or damaged" in answer.json()["detail"]
 
 
+def test_a_line_that_is_not_a_trajectory_is_named(client, folder):
+    file = folder.root / "trajectories.jsonl"
+    for line, found in (("{}", "None"), ("5", "None"), ('{"format": 7}', "7")):
+        file.write_text(f"{line}\n")
+        answer = get(client, "episodes", file="trajectories")
+        assert answer.status_code == 422
+        assert f"{file}, line 1: This trajectory has format {found}; this version" in answer.json()["detail"]
+
+
 def test_a_recipe_is_not_a_run(folder, tmp_path):
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe/config.yaml").write_text("model: m")

@@ -70,12 +70,21 @@ class MlflowLogger:
         self._thread = ThreadPoolExecutor(1, "agentloop-mlflow")  # a slow server must not delay episodes
 
     def _begin(self, experiment: str, name: str, params: Sequence[Any]) -> str:
-        known = self._client.get_experiment_by_name(experiment)
-        experiment_id = known.experiment_id if known is not None else self._client.create_experiment(experiment)
-        run_id = self._client.create_run(experiment_id, run_name=name).info.run_id
+        run_id = self._client.create_run(self._id_of(experiment), run_name=name).info.run_id
         for start in range(0, len(params), _MOST_PARAMS):
             self._client.log_batch(run_id, params=params[start : start + _MOST_PARAMS])
         return str(run_id)
+
+    def _id_of(self, experiment: str) -> str:
+        known = self._client.get_experiment_by_name(experiment)
+        if known is None:
+            try:
+                return str(self._client.create_experiment(experiment))
+            except self._errors:  # a run that started at the same time may have created it
+                known = self._client.get_experiment_by_name(experiment)
+                if known is None:
+                    raise
+        return str(known.experiment_id)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)

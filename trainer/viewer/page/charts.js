@@ -15,6 +15,9 @@ export function ticks(low, high, count = 5) {
   return found;
 }
 
+// Return the smallest and the largest number. `Math.min(...numbers)` fails for about 100,000: each would be an argument.
+export const range = (numbers) => numbers.reduce(([low, high], each) => [Math.min(low, each), Math.max(high, each)], [Infinity, -Infinity]);
+
 export function smoothed(values, window) {
   let sum = 0;
   return values.map((value, index) => {
@@ -45,9 +48,9 @@ function stepLabels(image, steps, x, height) {
 export function lineChart(series, { dotted, label, onHover }) {
   const all = series.flatMap(({ points }) => points);
   const steps = all.map(([step]) => step), values = all.map(([, value]) => value);
-  let low = Math.min(...values), high = Math.max(...values);
+  let [low, high] = range(values);
   if (low === high) [low, high] = [low - Math.abs(low || 1) * 0.1, high + Math.abs(high || 1) * 0.1];
-  const first = Math.min(...steps), last = Math.max(...steps);
+  const [first, last] = range(steps);
   const { image, x, y } = frame(low, high, first, last, WIDTH, HEIGHT);
   image.setAttribute("aria-label", label);
   stepLabels(image, ticks(first, last, 5), x, HEIGHT);
@@ -78,7 +81,7 @@ export function stackedBars(steps, parts, ink) {
   const names = Object.keys(parts), wide = 1100, tall = 240;
   const sums = steps.map((_, index) => names.reduce((sum, name) => sum + (parts[name][index] ?? 0), 0));
   const width = (wide - LEFT - RIGHT) / Math.max(steps.length, 1);
-  const { image, y } = frame(0, Math.max(...sums, 1e-9), 0, 1, wide, tall);
+  const { image, y } = frame(0, Math.max(range(sums)[1], 1e-9), 0, 1, wide, tall);
   image.setAttribute("class", "bars");
   image.setAttribute("aria-label", `seconds of ${names.join(", ")} by step`);
   const middle = (step) => LEFT + (steps.indexOf(step) + 0.5) * width;

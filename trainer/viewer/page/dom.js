@@ -14,15 +14,18 @@ function filled(element, attributes, children) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else element.setAttribute(key, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  for (const child of children.flat()) {  // `append(...children)` fails for about 100,000
+    if (child !== null && child !== undefined) element.append(child);
+  }
   return element;
 }
 
-export async function get(path, parameters = {}) {
-  const response = await fetch(`api/${path}?${new URLSearchParams(parameters)}`);
-  const body = await response.json();
-  if (!response.ok) throw new Error(body.detail ?? response.statusText);
-  return body;
+export async function get(path, parameters = {}, options = {}) {
+  const response = await fetch(`api/${path}?${new URLSearchParams(parameters)}`, options)
+    .catch(() => { throw new Error("agentloop view does not answer. Is it still running?"); });
+  if (response.ok) return response.json();
+  const { detail } = await response.json().catch(() => ({}));
+  throw new Error(typeof detail === "string" ? detail : `agentloop view answered with status ${response.status}. Its terminal shows why.`);
 }
 
 // Return the address of a place on the page; empty parameters are left out.

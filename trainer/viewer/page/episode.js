@@ -36,6 +36,9 @@ function facts(data) {
     .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
+// Whose token stream it is: the main one needs no heading unless several players have one each.
+const heading = ({ role, reward }, number) => (role ? [`${role}, reward ${short(reward)}`] : number ? [`branch ${number}`] : []);
+
 export async function episode() {
   const { parameters } = here();
   const run = parameters.get("run"), file = parameters.get("file"), index = Number(parameters.get("episode"));
@@ -49,7 +52,7 @@ export async function episode() {
   const body = el("div");
   const toggle = el("input", { type: "checkbox", onchange: () => draw() });
   const draw = () => body.replaceChildren(...[data, ...data.branches].flatMap((each, number) => [
-    ...(number ? [el("h2", {}, `branch ${number}`)] : []), stream(each, toggle.checked)]));
+    ...heading(each, number).map((text) => el("h2", {}, text)), stream(each, toggle.checked)]));
   draw();
   const raw = (title, value) => el("details", {}, el("summary", {}, title), el("pre", {}, JSON.stringify(value, null, 1)));
   return {

@@ -9,9 +9,11 @@ export const colour = (index) => COLOURS[index] ?? `hsl(${Math.round(index * 137
 // Each run has its name, state, files and metrics, which grow.
 export const runs = [];
 
+const SILENT = 30_000;  // milliseconds; a server behind a broken connection never answers
+
 // Return whether anything changed.
 export async function poll() {
-  const states = await get("runs");
+  const states = await get("runs", {}, { signal: AbortSignal.timeout(SILENT) });
   const changes = await Promise.all(states.map(async (state, index) => {
     const run = (runs[index] ??= { colour: colour(index), metrics: [], seen: "" });
     const seen = JSON.stringify(state);

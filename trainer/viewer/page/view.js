@@ -14,13 +14,16 @@ const keys = document.getElementById("keys");
 let page = {}, visit = 0;
 
 async function show() {
-  const { place } = here(), number = ++visit;
+  const { place, parameters } = here(), number = ++visit;
+  main.setAttribute("aria-busy", "true");
   frame();  // at once: tabs and chips lead on from the new address while its page loads
   const made = await Promise.resolve().then(() => {
     if (!Object.hasOwn(PAGES, place)) throw new Error(`There is no page ${place}.`);
+    if (parameters.has("run") && !chosen(parameters).length) throw new Error(`There is no run ${parameters.getAll("run").join(", ")} here.`);
     return PAGES[place]();
-  }).catch((error) => ({ title: "error", nodes: [note(error.message, "bad")] }));
+  }).catch((error) => ({ title: "error", nodes: [note(error.message, "bad")], failed: true }));
   if (number !== visit) return;  // the reader is elsewhere already
+  main.removeAttribute("aria-busy");
   page = made;
   main.replaceChildren(...page.nodes);
   document.title = `${page.title} – ${runs.length === 1 ? runs[0].name : `${runs.length} runs`} – agentloop view`;
@@ -35,6 +38,7 @@ function frame() {
     if (tab.dataset.place === (TAB[place] ?? place)) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
+  const focused = [...chips.children].indexOf(document.activeElement);
   chips.replaceChildren(...runs.map((run) => {
     const progress = run.last_step === null ? "" : `step ${run.last_step}${run.steps ? ` of ${run.steps}` : ""}`;
     const text = [el("i", { class: "swatch", style: `background:${run.colour}` }), el("b", {}, run.name), el("span", { class: `state ${run.state}` }, [run.state, progress].filter(Boolean).join(", "))];
@@ -44,6 +48,7 @@ function frame() {
       class: "chip", title: `${run.path}: click to ${is ? "hide" : "show"}`, "aria-pressed": String(is), onclick: () => toggle(run),
     }, text);
   }));
+  chips.children[focused]?.focus();
 }
 
 // Hide a run that the address shows, or show one that it hides.
@@ -75,20 +80,25 @@ addEventListener("keydown", (event) => {
   KEYS[event.key]();
 });
 document.getElementById("help").addEventListener("click", () => keys.showModal());
-addEventListener("hashchange", show);
 
 const offline = document.getElementById("offline");
+let isKnown = false;  // whether the runs are
 async function live() {
   try {
-    const changed = !document.hidden && await poll();
+    const changed = (!isKnown || !document.hidden) && await poll(), isBack = !offline.hidden;
     offline.hidden = true;
-    if (changed) { frame(); await page.update?.(); }
+    if (!isKnown) addEventListener("hashchange", show);
+    if (!isKnown || (isBack && page.failed)) {
+      isKnown = true;
+      show();
+    } else if (changed) {
+      frame();
+      await Promise.resolve().then(() => page.update?.()).catch(show);  // a resumed run may have removed what it shows
+    }
   } catch {
     offline.hidden = false;
   }
   setTimeout(live, SECONDS * 1000);
 }
 
-await poll();
-await show();
-setTimeout(live, SECONDS * 1000);
+live();

@@ -12,6 +12,7 @@ from agentloop.engines.base import FinishReason, SamplingParams
 from agentloop.errors import EngineError, UserError
 from agentloop.process import retries
 from agentloop.rendering.transcript import ids_of
+from tests.agentloop.engines.api.test_anthropic import message, text
 from tests.agentloop.engines.api.test_openai import QUESTION, completion
 
 pytestmark = pytest.mark.slow
@@ -23,6 +24,12 @@ TRANSIENT = {
     "invalid JSON": (200, b"not json", {}),
     "answer of another kind": (200, {"hello": "world"}, {}),
     "unknown finish reason": completion("hm", reason="later"),
+    "wrong compression": (200, b"not gzip", {"content-encoding": "gzip"}),
+    "JSON that is nested too deeply": (200, b"[" * 100_000, {}),
+    "call without a name": completion(None, calls=[(None, "{}")]),
+    "call whose arguments are not text": completion(None, calls=[("weather", {"city": "Oslo"})]),
+    "call without a function": completion(None, tool_calls=[{"id": "a", "type": "custom", "custom": {}}]),
+    "call without an id": completion(None, tool_calls=[{"function": {"name": "weather", "arguments": "{}"}}]),
 }
 
 
@@ -44,10 +51,29 @@ async def test_a_failure_that_stays_ends_the_episode(service, play, reply):
     assert trajectory.error.startswith(f"no valid response from {service.url} in 2 attempts: ")
 
 
-async def test_an_error_of_the_request_is_not_retried(service, play):
-    service.script += [(400, {"error": {"message": "Unsupported value: 'temperature'"}}, {})]
+@pytest.mark.parametrize("missing", ["id", "name", "input"])
+async def test_a_malformed_call_of_anthropic_is_retried(service, play, missing):
+    call = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Oslo"}}
+    del call[missing]
+    service.script += [message(call, reason="tool_use"), message(text("sunny"))]
+    trajectory = await play("anthropic", QUESTION)
+    assert trajectory.reward == 1.0
+    assert trajectory.metrics["api/retries"] == 1
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "Unsupported value: 'temperature'",
+        "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead",
+        "max_tokens: 200000 > 64000, which is the maximum allowed number of output tokens",
+    ],
+)
+async def test_an_error_of_the_request_is_not_retried(service, play, complaint):
+    service.script += [(400, {"error": {"message": complaint}}, {})]
     trajectory = await play("openai", QUESTION)
-    assert trajectory.error == (f"{service.url} rejected the request: status 400: Unsupported value: 'temperature'")
+    assert trajectory.error == f"{service.url} rejected the request: status 400: {complaint}"
+    assert trajectory.failures == {"engine": 1}
 
 
 async def test_a_spent_quota_is_not_retried(service, play):

@@ -96,7 +96,12 @@ async def test_the_trajectory_is_a_transcript_that_can_be_stored_and_viewed(serv
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"), [("{city: Oslo", "not valid JSON"), ('["Oslo"]', "not a JSON object")]
+    ("arguments", "complaint"),
+    [
+        ("{city: Oslo", "not valid JSON"),
+        ('["Oslo"]', "not a JSON object"),
+        ('{"city": ' + "[" * 100_000, "nested too deeply"),
+    ],
 )
 async def test_malformed_calls_are_answered_with_an_error(service, play, arguments, complaint):
     service.script += [completion(None, calls=[("weather", arguments)]), completion("no idea")]
@@ -128,6 +133,13 @@ async def test_refusals_are_counted_and_judged(service, play, answer):
     trajectory = await play("openai", QUESTION)
     assert trajectory.metrics["api/refusals"] == 1
     assert trajectory.reward == 0.0
+
+
+async def test_a_service_may_leave_its_usage_open(service, play):
+    for usage in (None, {"prompt_tokens": None, "completion_tokens": None, "prompt_tokens_details": None}):
+        service.script += [completion("sunny") | {"usage": usage}]
+        trajectory = await play("openai", QUESTION)
+        assert (trajectory.reward, trajectory.metrics["api/input_tokens"]) == (1.0, 0)
 
 
 async def test_lone_surrogates_become_replacement_characters(service, play):

@@ -126,6 +126,23 @@ def test_mlflow_continues_its_run_and_has_every_step_once(tmp_path, server, clie
     assert len(client.get_metric_history(run.info.run_id, "reward/a _ b")) == 4
 
 
+def test_two_runs_may_start_a_new_experiment_at_once(tmp_path, server, client, monkeypatch):
+    from mlflow import MlflowClient
+
+    find, asked = MlflowClient.get_experiment_by_name, []
+
+    def find_late(self, name):
+        """Answer as before the other run created the experiment, the first time."""
+        asked.append(name)
+        return find(self, name) if len(asked) > 1 else None
+
+    client.create_experiment("agents")
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", find_late)
+    logger = MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri=server, experiment="agents")
+    logger.close()
+    assert client.get_run(logger.run_id).info.experiment_id == find(client, "agents").experiment_id
+
+
 def test_failing_mlflow_server_loses_only_its_metrics(tmp_path, server, client, caplog):
     logger = MlflowLogger(tmp_path, CONFIG, done=-1, tracking_uri=server)
     client.delete_run(logger.run_id)
