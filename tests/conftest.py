@@ -104,6 +104,18 @@ def older_vllm() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def newest_transformers() -> Path:
+    """A folder from which the newest transformers that agentloop takes can be imported."""
+    folder = _BUILD / "transformers-5.24.0"
+    done = folder / "installed"
+    with _one_at_a_time(folder.name):
+        if not done.exists():
+            _pip_install("--no-deps", "--upgrade", "--target", str(folder), "transformers==5.24.0")
+            done.touch()
+    return folder
+
+
 def _pip_install(*arguments: str, python: str | Path = sys.executable) -> None:
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", *arguments]
     subprocess.run(command, check=True, timeout=600)
@@ -143,7 +155,14 @@ def running_server():
     return _running_server
 
 
-_INSTALL_OTHERS = {"installed_env", "older_vllm", "program_from_npm", "python_with", "verl_package"}
+_INSTALL_OTHERS = {
+    "installed_env",
+    "newest_transformers",
+    "older_vllm",
+    "program_from_npm",
+    "python_with",
+    "verl_package",
+}
 """Fixtures that install other people's packages."""
 _FORBIDDEN = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"}
 """Audit events that a test of the fast lane must not cause."""

@@ -65,9 +65,17 @@ _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 
 _HYBRID = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 _INDEXER = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 16}
 _QWEN4 = _INDEXER | {"indexer_compress_ratio": 4, "hc_lowrank": 8}
+_LOOP = {"n_layers_per_attn_res_block": 1, "loop_layer_index_start": 1, "loop_layer_index_end": 3}
+_DOTS3 = {"per_layer_config": {}, "head_dim": 16}
 _ALONE: dict[str, dict[str, Any]] = {
     "blt": {"encoder_hash_byte_group_vocab": 64},
     "cohere_compass_text": {"layer_types": _SLIDING, "rope_parameters": dict.fromkeys(_SLIDING, _ROPE)},
+    "dots3_note": {
+        "text_config": _DOTS3,
+        "vision_config": {"per_layer_config": {}, "adapter_in_dim": 32, "adapter_out_dim": 32},
+        "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32},
+    },
+    "dots3_note_text": _DOTS3,
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "gemma3": {"text_config": {"layer_types": _SLIDING}},
     "gemma3_text": {"layer_types": _SLIDING},
@@ -76,6 +84,8 @@ _ALONE: dict[str, dict[str, Any]] = {
     "gemma4_text": {"enable_moe_block": True, "top_k_experts": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "inkling_text": {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
+    "inkling2_loop_text": {"unpadded_vocab_size": 128, **_LOOP},
+    "inkling2_text": {"unpadded_vocab_size": 128},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"layer_types": _HYBRID},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 _STEP: ContextVar[tuple[SlotStates, NDArray[np.int64]] | None] = ContextVar("step", default=None)
 """The states, and the slots of the tokens in the current step; None outside of steps."""
-_CACHES = ("cache_params", "past_key_values", "past_key_value")
-"""Names of the argument with the state in transformers."""
+_CACHES = ("cache", "cache_params", "past_key_values", "past_key_value")
+"""Names of the argument with the state in transformers: "cache" since 5.20, others before."""
 _NOT_OURS = ("slot_step", "attention_mask", "conv_mask", "seq_idx", "use_cache", *_CACHES)
 
 
@@ -72,7 +72,7 @@ def replace_forward(module: torch.nn.Module) -> None:
 
 
 def _forward(
-    module: torch.nn.Module, cache: str, takes_mask: bool, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
+    module: torch.nn.Module, cache: str, takes_mask: bool, /, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     forward = type(module).forward
     step = _STEP.get()

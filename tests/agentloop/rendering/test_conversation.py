@@ -85,8 +85,13 @@ def test_thinking_that_the_template_omits_is_refused():
     renderer = renderer_of("qwen3")
     trajectory = conversation_trajectory([QUESTION, turn], renderer)
     assert "<think>\nhm\n</think>" in renderer.decode(trajectory.token_ids[trajectory.loss_mask])
-    with pytest.raises(ValueError, match="'thinking'"):
-        conversation_trajectory([QUESTION, {"role": "assistant", "content": "Yes.", "thinking": "hm"}], renderer)
+    other_name = {"role": "assistant", "content": "Yes.", "thinking": "hm"}
+    if "hm" in renderer.template.render([QUESTION, other_name]):  # newer versions of transformers read all three names
+        trajectory = conversation_trajectory([QUESTION, other_name], renderer)
+        assert "<think>\nhm\n</think>" in renderer.decode(trajectory.token_ids[trajectory.loss_mask])
+    else:
+        with pytest.raises(ValueError, match="'thinking'"):
+            conversation_trajectory([QUESTION, other_name], renderer)
 
 
 def test_an_answer_with_an_image_is_refused(renderer):

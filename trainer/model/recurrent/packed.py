@@ -120,9 +120,14 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute a delta rule: query and key [1, n, heads, dk], value [1, n, heads, dv]."""
+    """Compute a delta rule: query and key [1, n, key_heads, dk], value [1, n, heads, dv].
+
+    Each head of the keys serves heads / key_heads consecutive heads of the values, as since transformers 5.20.
+    """
     if use_qk_l2norm_in_kernel:
         query, key = _normalized(query), _normalized(key)
+    if (groups := value.shape[2] // key.shape[2]) > 1:
+        query, key = query.repeat_interleave(groups, 2), key.repeat_interleave(groups, 2)
     out, *_ = ops.recurrence(query, key, value, g.float(), beta, key.shape[-1] ** -0.5, starts, kind)
     return out, None
 
