@@ -49,10 +49,16 @@ class Toolset:
         """Schemas in the format of OpenAI-style APIs and chat templates. Every read returns the same list."""
 
     def sessions(
-        self, trajectory_id: str, task: Mapping[str, Any], seed: int, images: Sequence[Any] = (), env: Any = None
+        self,
+        trajectory_id: str,
+        task: Mapping[str, Any],
+        seed: int,
+        images: Sequence[Any] = (),
+        env: Any = None,
+        shared_state: dict[str, Any] | None = None,
     ) -> ToolSessions:
         """Return the tools of one trajectory. They see what the trajectory later appends to `images`."""
-        return ToolSessions(self.tools, self._arguments, trajectory_id, task, seed, images, env)
+        return ToolSessions(self.tools, self._arguments, trajectory_id, task, seed, images, env, shared_state)
 
     async def start(self) -> None:
         """Start all tools. A second call does nothing. Raises `UserError` if one cannot work on this machine."""

@@ -23,7 +23,7 @@ class AgentData:
     image_data: list[Any] = field(default_factory=list)
     """Images shown so far."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
-    """State of the tool, until the trajectory ends."""
+    """State that the tools of the trajectory share. The reward function finds it in `extra_info`."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class VerlTool(Tool):
     async def open(self, ctx: ToolContext) -> _Instance:
         # verl's datasets have them under extra_info, and its loader gives them to the tools.
         all_kwargs = ctx.task.get("tools_kwargs") or (ctx.task.get("extra_info") or {}).get("tools_kwargs") or {}
-        data = AgentData(ctx.trajectory_id, all_kwargs)
+        data = AgentData(ctx.trajectory_id, all_kwargs, extra_fields=ctx.shared_state)
         return _Instance(None if self._per_call else await self._create(data), data)
 
     async def close(self, ctx: ToolContext) -> None:
