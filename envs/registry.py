@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentloop.envs.base import BaseEnv, Env
+from agentloop.envs.datasets.verl_columns import tool_selection
 from agentloop.errors import UserError, WrongTypeError, named, shown
 from agentloop.registry.options import check_call, check_types
 from agentloop.registry.registry import Registry
@@ -67,9 +68,12 @@ def make_env(
 
     The parameters `toolset` and `reward` of a factory are optional. This function sets the attributes `task`, `toolset`
     and `reward_function` if the factory did not. The episode gets its own copy of the row, since its code may change
-    it. Raises `WrongTypeError` if the factory returns no environment.
+    it. It has only the tools that `extra_info.tool_selection` of the row names, as in verl. Raises `WrongTypeError` if
+    the factory returns no environment.
     """
     row = _copied(row)
+    if toolset is not None and (names := tool_selection(row)):
+        toolset = toolset.selected(names)
     env = factory(row, **_accepted(factory, toolset=toolset, reward=reward), **(options or {}))
     if not isinstance(env, BaseEnv):
         raise WrongTypeError(f"{named(factory)} returned {shown(env)} as the environment. Return an agentloop.Env.")

@@ -92,6 +92,8 @@ class ToolContext:
     """`time.monotonic()` at which the current call times out."""
     state: Any = None
     """Value that `Tool.open` returned."""
+    shared_state: dict[str, Any] = field(default_factory=dict)
+    """State that all tools of the trajectory share. Rewards read it as `trajectory.shared_state`."""
 
     @property
     def seconds_left(self) -> float:

@@ -56,6 +56,7 @@ class ToolSessions:
         seed: int,
         images: Sequence[Any],
         env: Any = None,
+        shared_state: dict[str, Any] | None = None,
     ) -> None:
         self._tools = tools
         self._arguments = arguments
@@ -64,6 +65,7 @@ class ToolSessions:
         self._seed = seed
         self._images = images
         self._env = env
+        self._shared_state = {} if shared_state is None else shared_state
         self._sessions: dict[str, _Session] = {}
 
     async def call(self, call: ToolCall, deadline: float) -> ToolResult:
@@ -100,6 +102,7 @@ class ToolSessions:
             rng=random.Random(f"{self._seed}/{tool.name}"),
             images=self._images,
             env=self._env,
+            shared_state=self._shared_state,
         )
         session = self._sessions[tool.name] = _Session(tool, ctx)
         return session

@@ -47,12 +47,29 @@ class Toolset:
             for name, tool in self.tools.items()
         ]
         """Schemas in the format of OpenAI-style APIs and chat templates. Every read returns the same list."""
+        self._selected: dict[tuple[str, ...], Toolset] = {}
 
     def sessions(
-        self, trajectory_id: str, task: Mapping[str, Any], seed: int, images: Sequence[Any] = (), env: Any = None
+        self,
+        trajectory_id: str,
+        task: Mapping[str, Any],
+        seed: int,
+        images: Sequence[Any] = (),
+        env: Any = None,
+        shared_state: dict[str, Any] | None = None,
     ) -> ToolSessions:
         """Return the tools of one trajectory. They see what the trajectory later appends to `images`."""
-        return ToolSessions(self.tools, self._arguments, trajectory_id, task, seed, images, env)
+        return ToolSessions(self.tools, self._arguments, trajectory_id, task, seed, images, env, shared_state)
+
+    def selected(self, names: Sequence[str]) -> Toolset:
+        """Return the tools with these names, without names that are unknown. The same names give the same object.
+
+        Renderers identify tools by the identity of their schemas. Only this toolset starts and releases the tools.
+        """
+        known = tuple(name for name in dict.fromkeys(names) if name in self.tools)
+        if known not in self._selected:
+            self._selected[known] = Toolset([self.tools[name] for name in known])
+        return self._selected[known]
 
     async def start(self) -> None:
         """Start all tools. A second call does nothing. Raises `UserError` if one cannot work on this machine."""

@@ -88,6 +88,7 @@ class AgentLoop:
                 await episode.close()
             finally:
                 await close_env(env, episode.trajectory, self.limits)
+                episode.trajectory.shared_state.clear()  # it may hold objects that cannot leave the process
         trajectory.metrics["seconds"] = clock() - started
         return trajectory
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from agentloop.envs.agent.program import AgentProgram
 from agentloop.envs.base import BaseEnv, Env
 from agentloop.envs.datasets.dataset import load_dataset
 from agentloop.envs.datasets.images import has_row_images
+from agentloop.envs.datasets.verl_columns import unused_agents
 from agentloop.envs.mixture import MixedSampler, Source
 from agentloop.envs.players.program import PlayersProgram
 from agentloop.envs.registry import load_factory, make_env
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from agentloop.rendering.base import Renderer
 
 Row = dict[str, Any]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,6 +95,9 @@ class RunTasks:
         rows = [*tasks.train, *tasks.eval]
         if isinstance(factory, type) and issubclass(factory, BaseEnv):
             factory.check_rows(rows, config.env.options)
+        if factory is ToolEnv:  # other environments may read these columns
+            for problem in unused_agents(rows, toolset.tools):
+                _logger.warning(problem)
         if isinstance(factory, type) and issubclass(factory, PlayersProgram):
             check_players(rows, tasks.make_env)
         return tasks

@@ -121,7 +121,12 @@ class TurnEpisode:
             if self.env.toolset is not None:
                 self.schemas = self.env.toolset.schemas
                 self.sessions = self.env.toolset.sessions(
-                    trajectory.trajectory_id, self.env.task, self.seed, self.images, self.env
+                    trajectory.trajectory_id,
+                    self.env.task,
+                    self.seed,
+                    self.images,
+                    self.env,
+                    trajectory.shared_state,
                 )
             prompt = await off_loop(_size(messages), self.renderer.render_prompt, messages, self.schemas)
             images = images_of(messages)

@@ -106,6 +106,8 @@ class Trajectory:
     """Message of the failure that ended the episode or its scoring."""
     answer: str | None = None
     """Answer of an agent program; None: the last turn of the model is the answer."""
+    shared_state: dict[str, Any] = field(default_factory=dict, repr=False)
+    """State that the tools share (`ToolContext.shared_state`), for rewards. Empty after the episode, and not stored."""
     role: str = ""
     """Name of the player in an episode of several players; advantages compare streams of the same role."""
     branches: list[Trajectory] = field(default_factory=list)

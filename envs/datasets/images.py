@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 import re
-import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentloop.errors import UserError
 from agentloop.types.messages import Message
-from agentloop.vision.decoding import load_image
-
-if TYPE_CHECKING:
-    from PIL import Image
+from agentloop.vision.row_image import RowImage
 
 PLACEHOLDER = "<image>"
 _STORED_KEYS = {"bytes", "path"}
 """Keys with which the library `datasets` stores an image."""
-
-
-class RowImage:
-    """Image as its row stores it: a path, the bytes of a file, or a decoded image.
-
-    Rows stay small in memory, and a written trajectory refers to the image instead of containing it.
-    """
-
-    __slots__ = ("_loaded", "_lock", "_source", "where")
-
-    def __init__(self, source: Any, where: str) -> None:
-        """Keep the source. `where` ("data.parquet, row 3: image 1") names it in errors and files."""
-        self.where = where
-        self._source = source
-        self._lock = threading.Lock()
-        self._loaded: weakref.ref[Image.Image] | None = None
-
-    def load(self) -> Image.Image:
-        """Decode the image to RGB. Raises `UserError` with the location of the row.
-
-        This takes milliseconds, so do not call it on the event loop. The episodes of a group share the result as long
-        as one of them uses it.
-        """
-        with self._lock:
-            image = self._loaded() if self._loaded is not None else None
-            if image is None:
-                try:
-                    image = load_image(self._source)
-                except UserError as error:
-                    raise UserError(f"{self.where}: {error}") from error
-                self._loaded = weakref.ref(image)
-            return image
-
-    def __repr__(self) -> str:
-        return f"<{self.where}>"
-
-    def __reduce__(self) -> tuple[type[RowImage], tuple[Any, str]]:
-        return RowImage, (self._source, self.where)
 
 
 def row_image(source: Any, where: str, folder: Path) -> RowImage:
@@ -124,7 +81,7 @@ def without_stored(value: Any, images: Sequence[RowImage], where: str, folder: P
     if isinstance(value, Mapping):
         if set(value) == _STORED_KEYS and isinstance(value["bytes"], bytes):
             own = row_image(value, where, folder)
-            return next((image for image in images if image._source == own._source), own)
+            return next((image for image in images if image.source == own.source), own)
         return {key: without_stored(item, images, where, folder) for key, item in value.items()}
     if isinstance(value, list):
         return [without_stored(item, images, where, folder) for item in value]

@@ -50,6 +50,7 @@ class VerlScore(Reward):
         messages = _response(trajectory)
         extra_info = {
             **(task.get("extra_info") or {}),
+            **trajectory.shared_state,
             "num_turns": 1 + len(_by_role(messages)),
             "rollout_reward_scores": {},
             "turn_scores": [],

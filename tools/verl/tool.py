@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentloop.process.threads import DECODING
 from agentloop.tools.base import Tool, ToolContext, ToolResult
 from agentloop.tools.schema import SchemaArguments
 from agentloop.types.messages import Content, ImagePart, TextPart
+from agentloop.vision.row_image import has_row_image, with_loaded
 
 
 @dataclass(slots=True)
@@ -19,11 +21,11 @@ class AgentData:
     request_id: str
     """Id of the trajectory."""
     tools_kwargs: Mapping[str, Any]
-    """Arguments of tools for this row: column `tools_kwargs`, or its `extra_info.tools_kwargs`."""
+    """Arguments of tools for this row, with decoded images: column `tools_kwargs`, or its `extra_info.tools_kwargs`."""
     image_data: list[Any] = field(default_factory=list)
     """Images shown so far."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
-    """State of the tool, until the trajectory ends."""
+    """State that the tools of the trajectory share. The reward function finds it in `extra_info`."""
 
 
 @dataclass(slots=True)
@@ -49,7 +51,9 @@ class VerlTool(Tool):
     async def open(self, ctx: ToolContext) -> _Instance:
         # verl's datasets have them under extra_info, and its loader gives them to the tools.
         all_kwargs = ctx.task.get("tools_kwargs") or (ctx.task.get("extra_info") or {}).get("tools_kwargs") or {}
-        data = AgentData(ctx.trajectory_id, all_kwargs)
+        if has_row_image(all_kwargs):
+            all_kwargs = await DECODING.run(with_loaded, all_kwargs)
+        data = AgentData(ctx.trajectory_id, all_kwargs, extra_fields=ctx.shared_state)
         return _Instance(None if self._per_call else await self._create(data), data)
 
     async def close(self, ctx: ToolContext) -> None:

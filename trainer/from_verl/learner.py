@@ -16,6 +16,9 @@ _TYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16
 
 def learner(verl: VerlConfig) -> Settings:
     """Convert batch sizes, optimizer, dtypes and adapters."""
+    for key in sorted(verl.set_keys):
+        if "override_" in key and key.endswith(("dropout", "pdrop")):
+            verl.unsupported(key, "the learner has no dropout here.", harmless=(None, False, 0, "0", "0.0"))
     settings = _batches(verl)
     return settings | _optimizer(verl) | _types(verl) | _lora(verl)
 

@@ -245,6 +245,25 @@ def test_a_tool_may_end_the_episode_and_reward_its_turn(play):
     assert tool_texts(trajectory) == ["thanks"]
 
 
+def test_tools_share_state_that_the_reward_reads(play):
+    class Keep(Tool):
+        """Count."""
+
+        def __init__(self, name):
+            self.name = name
+
+        async def call(self, ctx):
+            ctx.shared_state["calls"] = ctx.shared_state.get("calls", 0) + 1
+
+    class Counted(Talk):
+        async def score(self, trajectory):
+            return float(trajectory.shared_state["calls"])
+
+    trajectory = play([call("a") + END, call("b") + END, "done" + END], Counted(tools=[Keep("a"), Keep("b")]))
+    assert trajectory.reward == 2.0
+    assert trajectory.shared_state == {}
+
+
 def test_wall_time_cuts_a_hanging_tool_and_releases_its_session(play):
     class Hang(Tool):
         """Never returns."""

@@ -1,14 +1,20 @@
 import asyncio
+import io
 import time
 from pathlib import Path
 
 import pytest
+import yaml
+from PIL import Image
 
+from agentloop.envs.datasets.rows import read_row
+from agentloop.envs.rewards import load_reward
 from agentloop.errors import FailureKind, UserError
 from agentloop.registry.named_objects import load_object
 from agentloop.tools import registry
 from agentloop.tools.toolset import Toolset
 from agentloop.types.messages import ToolCall
+from agentloop.types.trajectory import Trajectory
 
 TOOLS = '''
 from PIL import Image
@@ -44,6 +50,21 @@ class Draw(BaseTool):
     async def execute(self, instance_id, parameters, **kwargs):
         images = [Image.new("RGB", (2, 2)), None]
         return ToolResponse(text=f"after {len(kwargs['agent_data'].image_data)}", image=images), 0.0, None
+
+
+class Note(BaseTool):
+    async def execute(self, instance_id, parameters, **kwargs):
+        kwargs["agent_data"].extra_fields.setdefault("noted", []).append(self.name)
+        return ToolResponse(text="noted"), 0.0, {}
+
+
+class Look(BaseTool):
+    async def create(self, instance_id=None, **kwargs):
+        self.image = kwargs["create_kwargs"]["image"]
+        return await super().create(instance_id)
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        return ToolResponse(text=f"{type(self.image).__name__} {self.image.size}"), 0.0, {}
 
 
 class Early(BaseTool):
@@ -137,6 +158,44 @@ async def test_instance_may_live_for_one_call_as_in_verl(config):
         assert (await _call(sessions, "guess", number=3)).content == "yes, try 1 of one"
         assert not living
     assert await sessions.close() == []
+
+
+async def test_images_of_a_row_are_decoded_for_create(config, tmp_path):
+    schema = {"function": {"name": "look"}}
+    config.write_text(
+        yaml.safe_dump({"tools": [{"class_name": f"{tmp_path}/their_tools.py:Look", "tool_schema": schema}]})
+    )
+    toolset, _ = _toolset(config)
+    buffer = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(buffer, "PNG")
+    stored = {"bytes": buffer.getvalue(), "path": None}
+    extra_info = {"tools_kwargs": {"look": {"create_kwargs": {"image": stored}}}}
+    row = read_row({"prompt": "<image>?", "images": [stored], "extra_info": extra_info}, "row 1", 0)
+    assert (await _call(toolset.sessions("one", row, 0), "look")).content == "Image (6, 4)"
+
+
+async def test_tools_share_extra_fields_that_the_reward_function_finds_in_extra_info(config, tmp_path):
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "tools": [
+                    {"class_name": f"{tmp_path}/their_tools.py:Note", "tool_schema": {"function": {"name": name}}}
+                    for name in ("a", "b")
+                ]
+            }
+        )
+    )
+    toolset, _ = _toolset(config)
+    trajectory = Trajectory(messages=[{"role": "assistant", "content": "done"}])
+    sessions = toolset.sessions("one", {}, 0, shared_state=trajectory.shared_state)
+    for name in ("a", "b"):
+        await _call(sessions, name)
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return len(extra_info['noted']) + extra_info['index']\n"
+    )
+    reward = load_reward("verl", {"function": f"{tmp_path}/reward.py:compute_score"})
+    assert await reward(trajectory, {"answer": "1", "extra_info": {"index": 5, "noted": []}}) == 7
 
 
 async def test_arguments_are_validated_before_the_call(config):

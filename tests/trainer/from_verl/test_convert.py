@@ -461,6 +461,16 @@ def test_other_settings(command: str, section: str, ours: dict[str, object]):
     assert converted.lacks == []
 
 
+def test_dropout_is_reported_unless_it_is_zero():
+    actor, model = "+actor_rollout_ref.actor.megatron.override_transformer_config", "+actor_rollout_ref.model"
+    keys = f"{actor}.attention_dropout=0.1 {actor}.hidden_dropout=0.0 {model}.override_config.resid_pdrop=0.2"
+    lacks = [each for each in convert(*shlex.split(f"-m verl.trainer.main_ppo {keys}")).lacks if "no dropout" in each]
+    assert [each.partition(":")[0].rpartition(".override_")[2] for each in lacks] == [
+        "transformer_config.attention_dropout=0.1",
+        "config.resid_pdrop=0.2",
+    ]
+
+
 def test_steps_take_precedence_over_epochs():
     converted = convert("trainer.total_training_steps=500", "trainer.total_epochs=2")
     assert converted.config["run"]["steps"] == 500
