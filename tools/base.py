@@ -164,7 +164,7 @@ class Tool:
         """
 
     async def shutdown(self) -> None:
-        """Release what all trajectories share. Runs even if `start` did not."""
+        """Release what all trajectories share, within 60 seconds. Runs even if `start` did not."""
 
     async def open(self, ctx: ToolContext) -> Any:
         """Create the state of one trajectory, before its first call. The result becomes `ctx.state`."""

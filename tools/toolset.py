@@ -12,8 +12,11 @@ from agentloop.tools.base import ArgumentSchema, Tool
 from agentloop.tools.function import FunctionTool
 from agentloop.tools.schema import Arguments
 from agentloop.tools.sessions import ToolSessions
+from agentloop.tools.time_limit import within
 
 _logger = logging.getLogger(__name__)
+
+_SHUTDOWN_SECONDS = 60.0
 
 
 class Toolset:
@@ -82,10 +85,10 @@ class Toolset:
             raise
 
     async def shutdown(self) -> None:
-        """Release what the tools share. Failures are logged."""
+        """Release what the tools share, each tool within `_SHUTDOWN_SECONDS`. Failures are logged."""
         for name, tool in self.tools.items():
             try:
-                await tool.shutdown()
+                await within(_SHUTDOWN_SECONDS, tool.shutdown())
             except Exception:
                 _logger.exception("The tool %r failed to shut down.", name)
 

@@ -12,7 +12,7 @@ from typing import Any
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.given_up import GivenUp
 from agentloop.engines.replay import TurnRecord
-from agentloop.errors import EngineError, UserError
+from agentloop.errors import EngineError, UserError, described
 from agentloop.process.restart_budget import RestartBudget
 from agentloop.types.grammar import Grammar
 from agentloop.types.routed_experts import joined
@@ -286,6 +286,8 @@ class RestartingEngine(Engine):
                 self._engine = await self._make_ready()
             except (EngineError, UserError) as error:
                 kind, cause = "start", str(error)
+            except Exception as error:  # a library of the engine may raise anything
+                kind, cause = "start", described(error)
             else:
                 self._given_up = GivenUp()
                 self._progress()

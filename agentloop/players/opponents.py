@@ -32,9 +32,14 @@ async def opponent_of(seat: Seat, seed: int) -> Opponent:
         options["model"] = drawn_model(seat.models, seed)
     started = _STARTED.setdefault(asyncio.get_running_loop(), {})
     key = json.dumps([seat.engine, options], sort_keys=True)
-    if key not in started:
+    if key not in started or _may_start_now(started[key]):
         started[key] = asyncio.ensure_future(_start(seat.engine, options))
     return await asyncio.shield(started[key])
+
+
+def _may_start_now(earlier: asyncio.Task[Opponent]) -> bool:
+    """Return whether another attempt is worthwhile: a service may be up by now, or memory free."""
+    return earlier.done() and not earlier.cancelled() and isinstance(earlier.exception(), EngineError)
 
 
 def drawn_model(folder: str, seed: int) -> str:

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from agentloop.errors import raised
-from agentloop.tools import time_limit
+from agentloop.tools import time_limit, toolset
+from agentloop.tools.base import Tool
 from agentloop.tools.time_limit import OutOfTimeError, within
 
 
@@ -95,3 +96,26 @@ async def test_errors_that_would_end_more_than_the_call_are_contained(call, mess
     with pytest.raises(RuntimeError, match=message) as raised_error:
         await within(10, call())
     assert "test_time_limit.py" in raised(raised_error.value)
+
+
+async def test_a_tool_that_hangs_at_its_shutdown_does_not_hold_up_the_end(monkeypatch, caplog):
+    class Hangs(Tool):
+        async def shutdown(self):
+            await asyncio.Event().wait()
+
+        async def call(self, ctx):
+            return ""
+
+    class Next(Hangs):
+        is_down = False
+
+        async def shutdown(self):
+            self.is_down = True
+
+    monkeypatch.setattr(toolset, "_SHUTDOWN_SECONDS", 0.05)
+    following = Next()
+    async with asyncio.timeout(20):
+        await toolset.Toolset([Hangs(), following]).shutdown()
+    assert following.is_down
+    assert "'hangs' failed to shut down" in caplog.text
+    assert "took longer than 0.05 s" in caplog.text

@@ -77,25 +77,41 @@ class HttpTransport:
 async def _messages(response: httpx.Response) -> AsyncIterator[Message]:
     """Yield the messages of an answer. Raises `McpError` if it contains anything else."""
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
-        content = b""
-        async for chunk in response.aiter_bytes():
-            content += chunk
-            if len(content) > _MAX_BYTES:
-                raise McpError(f"the answer is larger than {_MAX_BYTES >> 20} MiB")
-        for message in _parsed(content):
+        for message in _parsed(b"".join([chunk async for chunk in _chunks(response)])):
             yield message
         return
-    data: list[str] = []
-    async for line in response.aiter_lines():
-        if line.startswith("data:"):
-            data.append(line[5:].removeprefix(" "))
+    data: list[bytes] = []
+    async for line in _lines(response):
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
         elif not line and data:  # an empty line ends an event
-            for message in _parsed("\n".join(data)):
+            for message in _parsed(b"\n".join(data)):
                 yield message
             data = []
 
 
-def _parsed(text: str | bytes) -> list[Message]:
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the lines of an event stream. `aiter_lines` also splits at U+2028 and others, which JSON may contain."""
+    line = bytearray()
+    async for chunk in _chunks(response):
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            yield bytes(line + end).removesuffix(b"\r")
+            line.clear()
+        line += rest
+
+
+async def _chunks(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the content. Raises `McpError` if it is too large for memory."""
+    size = 0
+    async for chunk in response.aiter_bytes():
+        size += len(chunk)
+        if size > _MAX_BYTES:
+            raise McpError(f"the answer is larger than {_MAX_BYTES >> 20} MiB")
+        yield chunk
+
+
+def _parsed(text: bytes) -> list[Message]:
     if not text:
         return []
     try:

@@ -96,6 +96,7 @@ class TeacherEndpoint:
     def _request(self, method: str, path: str, body: Any = None) -> Any:
         for attempt in range(1, _ATTEMPTS + 1):
             last = attempt == _ATTEMPTS
+            headers: httpx.Headers | None = None
             try:
                 answer = self._client.request(method, f"{self._url}/{path}", json=body)
             except httpx.HTTPError as error:
@@ -110,7 +111,8 @@ class TeacherEndpoint:
                         f"{answer.text[:300]}. Its context must be longer than the episodes, and "
                         "algorithm.distillation.served_name one of its models."
                     )
-            time.sleep(seconds_before_retry(attempt, self._pause))
+                headers = answer.headers
+            time.sleep(seconds_before_retry(attempt, self._pause, headers))
         raise AssertionError("the last attempt returns or raises")
 
     def _unreachable(self, error: Exception) -> UserError:

@@ -72,6 +72,8 @@ class Worker:
         slots = cache.slots
         self._requests: list[Request | None] = [None] * slots
         self._active = np.zeros(slots, bool)
+        self._spoiled: list[int] = []
+        """Slots of a failed step. The next step clears them, because a CUDA error that stays fails that, too."""
         self._prompt_len = np.zeros(slots, np.int64)
         self._limit = np.zeros(slots, np.int64)
         self._seed = np.zeros(slots, np.uint64)
@@ -181,12 +183,15 @@ class Worker:
         _log.error(reason, exc_info=error)
         for request in [*(r for r in self._requests if r is not None), *self._waiting]:
             if request.row >= 0:
-                self._table.forget(request.row)
+                self._spoiled.append(request.row)
                 self._leave(request.row)
             request.done(EngineError(reason))
         self._waiting.clear()
 
     def _step(self) -> None:
+        while self._spoiled:
+            self._table.forget(self._spoiled[-1])
+            self._spoiled.pop()
         self._admit()
         cache = self._cache
         missing = np.where(self._active, cache.tok_len - cache.kv_len, 0)

@@ -34,6 +34,8 @@ class Mortal(Engine):
     async def start(self):
         if self.fate == "no start":
             raise UserError("no memory")
+        if self.fate == "bug":
+            raise KeyError("a bug of its library")
 
     async def generate(self, prompt, params, *, trajectory_id, images=()):
         self.asked.append((list(prompt), params))
@@ -290,6 +292,16 @@ async def test_exhausted_restart_budget_fails_all_turns_with_the_reason():
     with pytest.raises(EngineError, match="too often"):
         await engine.generate([10], PARAMS, trajectory_id="b")
     assert all(each.closed for each in make.made)
+
+
+async def test_an_engine_that_a_stall_ended_may_fail_to_start_with_any_error():
+    make = Makes("hang", "bug", "hang", None)
+    engine = await started(make, stall_seconds=0.05)
+    turn = asyncio.create_task(engine.generate([10], PARAMS, trajectory_id="a"))
+    async with asyncio.timeout(20):
+        assert list((await turn).ids) == [11, 12, 13, STOP]
+    assert engine.restart_counts == {"hung": 2, "start": 1}
+    await engine.close()
 
 
 async def test_other_errors_propagate():

@@ -235,3 +235,24 @@ async def test_an_opponent_that_is_still_starting_is_closed(monkeypatch):
     assert engine.state == "closed"
     await asyncio.wait([playing])
     assert playing.cancelled()
+
+
+async def test_an_opponent_that_could_not_start_is_started_again_for_the_next_episode(monkeypatch):
+    class Late(ScriptedEngine):
+        async def start(self):
+            if len(made) == 1:
+                raise OSError("no memory")
+
+    made = []
+
+    def make(name, **options):
+        made.append(Late([[0]]))
+        return made[-1]
+
+    monkeypatch.setattr(engines, "create", make)
+    monkeypatch.setattr(opponents, "renderer_for", lambda folder: TextRenderer())
+    seat = Seat(engine="hf", options={"model": "m"})
+    failed = await asyncio.gather(*(opponents.opponent_of(seat, 0) for _ in range(2)), return_exceptions=True)
+    assert [str(each) for each in failed] == ["the engine hf of a player cannot start: no memory"] * 2
+    assert (await opponents.opponent_of(seat, 0))[0] is (await opponents.opponent_of(seat, 0))[0] is made[1]
+    await close_opponents()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from agentloop.errors import UserError
 from agentloop.process.atomic import write_text
 
 
@@ -16,10 +17,19 @@ class RememberedRun:
     """
 
     def __init__(self, file: Path) -> None:
+        """Read the record, if there is one. Raises `UserError` if it is damaged."""
         self._file = file
-        known = json.loads(file.read_text()) if file.is_file() else {}
-        self.id: str | None = known.get("id")
-        self._step: int = known.get("step", -1)
+        self.id: str | None = None
+        self._step = -1
+        if file.is_file():
+            try:
+                known = json.loads(file.read_text())
+                self.id, self._step = str(known["id"]), int(known["step"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{file} is damaged: {type(error).__name__}: {error}. It names the run on the tracking server. "
+                    "Remove it to begin a new one there."
+                ) from error
 
     def begin(self, run_id: str) -> None:
         """Record the id that the server gave the run."""

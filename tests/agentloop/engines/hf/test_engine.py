@@ -11,9 +11,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentloop.engines.base import FinishReason, SamplingParams
+from agentloop.engines.hf import worker
 from agentloop.engines.hf.cache import SlotCache
 from agentloop.engines.hf.engine import HfEngine
 from agentloop.engines.hf.model import load_model
+from agentloop.engines.hf.slots import SlotTable
 from agentloop.errors import EngineError, UserError
 from agentloop.weights.tensors import TensorWeights
 from tests.support.small_models import save_small_model
@@ -389,6 +391,23 @@ async def test_turns_fail_and_do_not_hang_if_the_cache_cannot_grow(make, monkeyp
     assert [type(error) for error in found] == [EngineError] * 3
     assert "out of memory" in str(found[0])
     assert [len(got.ids) for got in await turns(engine, long, GREEDY)] == [8] * 3
+
+
+async def test_turns_fail_and_do_not_hang_while_an_error_stays(make, monkeypatch):
+    """As after an error of CUDA, when every operation on the GPU fails."""
+    engine = await make(model_of())
+
+    def fail(*_):
+        raise RuntimeError("illegal memory access")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "forward", fail)
+        patch.setattr(SlotTable, "forget", fail)
+        for _ in range(3):
+            async with asyncio.timeout(20):
+                with pytest.raises(EngineError, match="illegal memory access"):
+                    await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")
+    assert len((await engine.generate([1, 2, 3], GREEDY, trajectory_id="a")).ids) == 8
 
 
 async def test_close_ends_running_turns_and_is_idempotent(make):

@@ -8,6 +8,7 @@ from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
 from agentloop.trainer.run.loggers import open_loggers
 from agentloop.trainer.run.loggers.tensorboard import TensorBoardLogger
+from agentloop.trainer.run.loggers.tracked_run import RememberedRun
 
 OWN = """
 class Csv:
@@ -106,3 +107,14 @@ def test_missing_logger_error_says_how_to_install_it(tmp_path, monkeypatch, name
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf"agentloop\[{name}\]"), open_loggers(config_with(name), tmp_path, done=-1):
         pass
+
+
+@pytest.mark.parametrize("text", ["", '{"id": "a1b2', '{"step": 3}', "[]", '{"id": "a1b2", "step": null}'])
+def test_a_damaged_record_of_a_tracked_run_names_the_file_to_remove(tmp_path, text):
+    file = tmp_path / "wandb_run.json"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"wandb_run.json is damaged: .* Remove it"):
+        RememberedRun(file)
+    file.unlink()
+    RememberedRun(file).begin("a1b2")
+    assert RememberedRun(file).id == "a1b2"
