@@ -12,6 +12,8 @@ from agentloop.errors import described
 
 R = TypeVar("R")
 
+SHUTDOWN_SECONDS = 60.0
+"""Seconds that a tool or a reward has to release what it holds at the end of a run."""
 _CLEANUP_SECONDS = 30.0
 """Seconds that a cancelled call has to release what it holds."""
 

@@ -12,11 +12,9 @@ from agentloop.tools.base import ArgumentSchema, Tool
 from agentloop.tools.function import FunctionTool
 from agentloop.tools.schema import Arguments
 from agentloop.tools.sessions import ToolSessions
-from agentloop.tools.time_limit import within
+from agentloop.tools.time_limit import SHUTDOWN_SECONDS, within
 
 _logger = logging.getLogger(__name__)
-
-_SHUTDOWN_SECONDS = 60.0
 
 
 class Toolset:
@@ -85,10 +83,10 @@ class Toolset:
             raise
 
     async def shutdown(self) -> None:
-        """Release what the tools share, each tool within `_SHUTDOWN_SECONDS`. Failures are logged."""
+        """Release what the tools share, each tool within `SHUTDOWN_SECONDS`. Failures are logged."""
         for name, tool in self.tools.items():
             try:
-                await within(_SHUTDOWN_SECONDS, tool.shutdown())
+                await within(SHUTDOWN_SECONDS, tool.shutdown())
             except Exception:
                 _logger.exception("The tool %r failed to shut down.", name)
 

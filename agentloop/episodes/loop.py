@@ -88,7 +88,8 @@ class AgentLoop:
                 await episode.close()
             finally:
                 await close_env(env, episode.trajectory, self.limits)
-                episode.trajectory.shared_state.clear()  # it may hold objects that cannot leave the process
+                for stream in (episode.trajectory, *episode.trajectory.branches):
+                    stream.shared_state.clear()  # it may hold objects that cannot leave the process
         trajectory.metrics["seconds"] = clock() - started
         return trajectory
 

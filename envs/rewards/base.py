@@ -34,7 +34,7 @@ class Reward(ABC):
         """Prepare before any episode. A second call does nothing. Raises `UserError` if the reward cannot work here."""
 
     async def shutdown(self) -> None:  # noqa: B027
-        """Release the resources. Runs even if `start` did not."""
+        """Release the resources, within 60 seconds. Runs even if `start` did not."""
 
     @abstractmethod
     async def __call__(self, trajectory: Trajectory, task: Mapping[str, Any]) -> Outcome:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.envs.rewards.base import OF_THE_RUN, RawReward, Reward
 from agentloop.errors import WrongTypeError, blaming, named, shown
 from agentloop.process.threads import REWARDS
+from agentloop.tools.time_limit import SHUTDOWN_SECONDS, within
 from agentloop.types.returned_numbers import checked_number
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ class RewardFunction:
                 await self._reward.start()
 
     async def shutdown(self) -> None:
-        """Release the resources of the reward. A failure is logged."""
+        """Release the resources of the reward, within `SHUTDOWN_SECONDS`. A failure is logged."""
         if self._reward is not None:
             try:
-                await self._reward.shutdown()
+                await within(SHUTDOWN_SECONDS, self._reward.shutdown())
             except Exception:  # user code, after the last episode
                 _logger.exception("The reward %r failed to shut down.", self.name)
 

@@ -112,7 +112,7 @@ async def test_a_tool_that_hangs_at_its_shutdown_does_not_hold_up_the_end(monkey
         async def shutdown(self):
             self.is_down = True
 
-    monkeypatch.setattr(toolset, "_SHUTDOWN_SECONDS", 0.05)
+    monkeypatch.setattr(toolset, "SHUTDOWN_SECONDS", 0.05)
     following = Next()
     async with asyncio.timeout(20):
         await toolset.Toolset([Hangs(), following]).shutdown()

@@ -209,3 +209,17 @@ async def test_a_reward_that_cannot_shut_down_is_logged(caplog):
 
     await RewardFunction(Broken(), name="broken").shutdown()
     assert "The reward 'broken' failed to shut down" in caplog.text
+
+
+async def test_a_reward_that_hangs_at_its_shutdown_does_not_hold_up_the_end(monkeypatch, caplog):
+    class Hangs(Reward):
+        async def shutdown(self):
+            await asyncio.Event().wait()
+
+        async def __call__(self, trajectory, task):
+            return 1.0
+
+    monkeypatch.setattr("agentloop.envs.rewards.function.SHUTDOWN_SECONDS", 0.05)
+    async with asyncio.timeout(20):
+        await RewardFunction(Hangs(), name="hangs").shutdown()
+    assert "took longer than 0.05 s" in caplog.text
