@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.envs.datasets.images import (
-    RowImage,
     has_empty_parts,
     has_places,
     place_images,
@@ -25,6 +24,7 @@ from agentloop.envs.datasets.images import (
 )
 from agentloop.errors import UserError, nearest, shown
 from agentloop.types.messages import ROLES, Message
+from agentloop.vision.row_image import RowImage
 
 
 def read_row(

@@ -12,13 +12,13 @@ from PIL import Image
 from pyarrow import parquet
 
 from agentloop.envs.datasets.dataset import load_dataset
-from agentloop.envs.datasets.images import RowImage
 from agentloop.envs.datasets.rows import read_row
 from agentloop.envs.tool_env import ToolEnv
 from agentloop.errors import UserError
 from agentloop.types.messages import images_of, text_of
 from agentloop.types.trajectory import Trajectory
 from agentloop.types.trajectory_io import to_dict
+from agentloop.vision.row_image import RowImage
 
 
 def png(color, size=(6, 4)) -> bytes:
