@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,6 @@ from agentloop.api.training import announce_libraries
 from agentloop.errors import UserError
 from agentloop.process import file_lock
 from agentloop.process.blocking import run_blocking
-from agentloop.process.full_disk import naming_full_disk
 from agentloop.process.quiet import quiet_libraries
 from agentloop.registry.extras import naming_extras
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _TRAJECTORIES = "trajectories.jsonl"
 _LOCK = "rollout.lock"
-_FULL_DISK = "and play again with another output; the episodes that have ended are kept"
 
 
 @dataclass(slots=True, frozen=True)
@@ -129,12 +128,12 @@ def rollout_config(
     announce_libraries(shown=progress)
     from agentloop.api.figures import summary
     from agentloop.api.progress import EpisodeProgress
+    from agentloop.api.trajectory_writer import TrajectoryWriter, output_errors
     from agentloop.config.resolved import Facts, resolve
     from agentloop.engines import ENGINES
     from agentloop.episodes.setup import RolloutSetup, make_engine
     from agentloop.trainer.run.model_folder import local_model
     from agentloop.trainer.workers.local import LocalWorkers
-    from agentloop.types.trajectory_io import write_jsonl
 
     if samples < 1 or (limit is not None and limit < 1):
         raise UserError(f"samples is {samples} and limit is {limit}: set both to 1 or more.")
@@ -154,18 +153,23 @@ def rollout_config(
     with claimed_folder(name, "-rollout") if output is None else nullcontext(output) as folder:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder), EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
+            writer = TrajectoryWriter(folder / _TRAJECTORIES)
 
             def ended(trajectory: Trajectory) -> None:
                 # Write each episode when it ends, so that an interrupted rollout keeps finished episodes.
-                with naming_full_disk(folder, _FULL_DISK):
-                    write_jsonl(folder / _TRAJECTORIES, [trajectory], append=True)
+                writer.append(trajectory)
                 bar.advance()
 
-            groups = run_blocking(_play, LocalWorkers(episodes, engine), split, rows, samples, ended)
+            try:
+                with writer:
+                    groups = run_blocking(_play, LocalWorkers(episodes, engine), split, rows, samples, ended)
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                bar.interrupted(writer.num_written, folder)
+                raise
         figures = summary(groups, threshold=threshold)
         figures["temperature"] = config.sampling.temperature
         stored = {"model": str(model), "plays": plays} | figures
-        with naming_full_disk(folder, _FULL_DISK):
+        with output_errors(folder):
             (folder / "summary.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return RolloutResult(folder, plays, figures, groups)
 

@@ -176,6 +176,7 @@ class EpisodeProgress:
         """Show the progress of `total` episodes of the model `plays`; print nothing unless `shown`."""
         self._console = Console(quiet=not shown)
         self._bars = _bars(self._console)
+        self._total = total
         self._episodes = self._bars.add_task("episodes", total=total)
         self._live = live(self._console, lambda: self._bars)
         self._is_live = shown and (self._console.is_terminal or self._console.is_jupyter)
@@ -193,6 +194,15 @@ class EpisodeProgress:
     def advance(self) -> None:
         """Count a finished episode."""
         self._bars.advance(self._episodes)
+
+    def interrupted(self, num_written: int, folder: Path) -> None:
+        """Say what an interrupted rollout has written."""
+        if num_written:
+            _print(
+                self._console,
+                f"interrupted: {num_written} of {self._total} episodes are in {folder}, without a summary; "
+                f"view them: agentloop view {shlex.quote(str(folder))}",
+            )
 
 
 def _way_to_go_on(config: TrainingConfig, folder: Path) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import threading
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any
 
 from agentloop.errors import UserError, blaming, nearest, raised
 from agentloop.registry.extras import extra_with
+
+_LOADING = threading.RLock()
+"""Held while a file is loaded, so that another thread does not get a module whose code still runs."""
 
 
 def load_object(spec: str, what: str) -> Any:
@@ -96,8 +100,11 @@ def _load_file(path: Path, what: str) -> ModuleType:
         raise UserError(f"There is no file {path} for the {what}: correct the path.")
     # One module per path: two specs of the same file share its state, and unpickling finds the module.
     name = f"agentloop_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
+    with _LOADING:
+        return sys.modules.get(name) or _run_file(path, name, what)
+
+
+def _run_file(path: Path, name: str, what: str) -> ModuleType:
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None
     assert module_spec.loader is not None

@@ -1,6 +1,7 @@
 """What packages register is looked up once, and again where the path has changed."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 
 import pytest
@@ -53,3 +54,10 @@ def test_a_missing_package_of_an_extra_is_named_with_its_command(tmp_path, monke
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(UserError, match=r"not installed\. Run: pip install 'agentloop\[gym\]'"):
         loading.load_object("own_game:Game", "environment")
+
+
+def test_threads_that_load_a_file_at_once_get_it_whole(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.2)\nanswer = 42\n")
+    with ThreadPoolExecutor(4) as threads:
+        found = threads.map(lambda _: loading.load_object(f"{tmp_path}/slow.py:answer", "tool"), range(4))
+        assert list(found) == [42] * 4
