@@ -32,7 +32,10 @@ def _solved(rewards: Sequence[float], k: int, threshold: float) -> float:
 
 
 def summary(groups: Sequence[Group], *, threshold: float) -> dict[str, float]:
-    """Return the summary of a rollout. Episodes without a reward are excluded; they do not count as 0."""
+    """Return the summary of a rollout. Episodes without a reward are excluded; they do not count as 0.
+
+    pass@k is that of the tasks with at least k rewards; their number is given unless it is all.
+    """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     judged = [[t.reward for t in group.trajectories if t.reward is not None] for group in groups]
     rewards = [reward for group in judged for reward in group]
@@ -42,6 +45,8 @@ def summary(groups: Sequence[Group], *, threshold: float) -> dict[str, float]:
     for k in _powers_of_two(max(map(len, judged), default=0)):
         enough = [task for task in judged if len(task) >= k]
         figures[f"pass@{k}"] = pass_at_k(enough, k, threshold=threshold)
+        if len(enough) < len(groups):  # failures left too few rewards
+            figures[f"tasks in pass@{k}"] = float(len(enough))
     for name in ("turns", "calls"):
         figures[f"{name} an episode"] = sum(t.metrics.get(name, 0.0) for t in trajectories) / len(trajectories)
     figures["tokens an episode"] = sum(map(len, trajectories)) / len(trajectories)

@@ -121,4 +121,6 @@ def test_summary_leaves_unjudged_episodes_out():
     assert figures["mean reward"] == pytest.approx(1 / 3)
     assert figures["pass@1"] == 0.25
     assert figures["pass@2"] == 1.0  # of the one task that has two rewards
+    assert figures["tasks in pass@2"] == 1.0
+    assert "tasks in pass@1" not in figures
     assert figures["judged"] == 3

@@ -86,7 +86,7 @@ export async function episodes() {
     nodes: [
       path(run, file),
       el("div", { class: "tools" },
-        field("search", { type: "search", placeholder: "search tasks", "aria-label": "search tasks" }),
+        field("search", { type: "search", placeholder: "search tasks", "aria-label": "search tasks", title: "in ids, and in the first 300 characters of tasks" }),
         label("reward from ", field("min", { type: "number", step: "any", "aria-label": "lowest reward" }),
           " to ", field("max", { type: "number", step: "any", "aria-label": "highest reward" })),
         label("failures ", select("failure", [["", "all episodes"], ["any", "only failed"], ["none", "only without"], ...names(rows.flatMap((row) => Object.keys(row.failures)))])),
