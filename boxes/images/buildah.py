@@ -69,7 +69,10 @@ class Buildah:
                 registries.write(_registries())
                 registries.flush()
                 env = {**os.environ, _REGISTRIES: registries.name}
-                done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=env)
+                for _ in range(_ATTEMPTS):
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=env)
+                    if done.returncode == 0 or _BUSY not in done.stderr:
+                        break
         except FileNotFoundError:
             raise UserError(
                 f"{what}: the provider rootfs needs buildah (`apt-get install buildah`, `dnf install buildah`)."
@@ -82,6 +85,9 @@ class Buildah:
         return done.stdout.strip()
 
 
+_ATTEMPTS = 5
+_BUSY = "sealing memfd copy: Device or resource busy"
+"""What buildah sometimes ends with on a busy machine, when it copies itself into memory before a command of a build."""
 _BUILD: Sequence[str] = ("build", "--quiet", "--isolation", "chroot", "--layers", "--force-rm")
 
 _REGISTRIES = "CONTAINERS_REGISTRIES_CONF"

@@ -9,7 +9,9 @@ from typing import Any
 
 def tool_selection(row: Mapping[str, Any]) -> list[str]:
     """Return the names in `extra_info.tool_selection`; empty if the row has all tools, as in verl."""
-    extra_info = row.get("extra_info")
+    if "extra_info" not in row:  # the dry run would warn of a column that is read and missing
+        return []
+    extra_info = row["extra_info"]
     names = extra_info.get("tool_selection") if isinstance(extra_info, Mapping) else None
     return list(names) if isinstance(names, list | tuple) else []
 

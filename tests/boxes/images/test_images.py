@@ -1,5 +1,6 @@
 """Images of boxes without an engine: archives, layers, Dockerfiles and registries."""
 
+import asyncio
 import hashlib
 import io
 import json
@@ -252,8 +253,8 @@ async def test_an_image_is_pulled_from_a_registry(tmp_path, context, spec, regis
     """Names without a registry are those of Docker Hub, whose place the registry of the test takes."""
     name = f"{registry}/tasks/tool:1"
     storage = ["--root", tmp_path / "s", "--runroot", tmp_path / "r"]
-    subprocess.run(["buildah", *storage, "build", "-q", "--isolation", "chroot", "-t", name, context], check=True)  # noqa: ASYNC221
-    subprocess.run(["buildah", *storage, "push", "-q", "--tls-verify=false", name], check=True)  # noqa: ASYNC221
+    await asyncio.to_thread(_buildah, *storage, "build", "-q", "--isolation", "chroot", "-t", name, context)
+    await asyncio.to_thread(_buildah, *storage, "push", "-q", "--tls-verify=false", name)
     (tmp_path / "registries.conf").write_text(
         f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n'
         f'[[registry]]\nprefix = "docker.io"\nlocation = "{registry}"\ninsecure = true\n'
@@ -283,6 +284,30 @@ def test_two_builds_at_once_build_once(tmp_path, context):
         first, second = threads.map(lambda store: store.get(Image(dockerfile=context)), stores)
     assert first == second
     assert len(list((tmp_path / "images").glob("built-*/image.json"))) == 1
+
+
+_BUSY = "Close_Fd sealing memfd copy: Device or resource busy"
+
+
+def _buildah(*arguments):
+    for _ in range(5):
+        done = subprocess.run(["buildah", *arguments], capture_output=True, text=True)
+        if _BUSY not in done.stderr:
+            break
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_build_that_fails_because_the_machine_is_busy_is_repeated(tmp_path, context, monkeypatch):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    seen, real = tmp_path / "seen", shutil.which("buildah")
+    (programs / "buildah").write_text(
+        f"#!/bin/sh\nif mkdir {seen}; then echo '{_BUSY}' >&2; exit 1; fi\nexec {real} \"$@\"\n"
+    )
+    (programs / "buildah").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    assert ImageStore(tmp_path / "images").get(Image(dockerfile=context)).layers
+    assert seen.exists()
 
 
 def test_a_failed_build_is_one_clear_error(tmp_path, context, monkeypatch):
