@@ -19,7 +19,7 @@ _PARTS = (
     "trainer/run/test_families_learn.py",
     "agentloop/engines/hf",
     "agentloop/experts",
-    "agentloop/rendering",
+    "agentloop/rendering/test_conversation.py",
 )
 
 
