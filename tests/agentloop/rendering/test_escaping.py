@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import pytest
@@ -182,3 +183,16 @@ def test_lists_that_a_template_writes_as_python_does_keep_their_texts(text):
     """As LFM2.5's template does with `| string`."""
     escaping = Escaping(["<a>", "<b>"])
     assert escaping.show(str(escaping.hide_inside([text]))) == str([text])
+
+
+@pytest.mark.parametrize("added", [["<think>"], []])
+@pytest.mark.parametrize(
+    "text", ["<think>", "a <", r"\ud800\udc00", r"\\ud800\udc00", r"\ud800", r"\udc00", r"\under", "'\n\\"]
+)
+def test_hidden_texts_come_back_from_a_template_as_they_are_and_as_python_and_json_write_them(added, text):
+    escaping = Escaping(added)
+    hidden = escaping.hide(text)
+    assert type(hidden) is str  # newer versions of transformers turn subclasses into it
+    assert escaping.show(hidden) == text
+    assert escaping.show(str([hidden])) == str([text])
+    assert escaping.show(json.dumps([hidden], ensure_ascii=False)) == json.dumps([text])
