@@ -81,7 +81,9 @@ class Escaping:
 
     def hide(self, text: str, *, keep: frozenset[str] = _NOTHING, seams: frozenset[str] = _NOTHING) -> str:
         """Return the text with its control tokens hidden, except the tokens `keep`."""
-        text = _SPELLED_SURROGATE.sub(self._codes["u"], _SURROGATE.sub("\ufffd", text))
+        text = _SURROGATE.sub("\ufffd", text)
+        if "\\ud" in text:
+            text = _SPELLED_SURROGATE.sub(self._codes["u"], text)
         if self._token_re is None or not text:
             return text
         pieces = self._token_re.split(text)

@@ -87,7 +87,7 @@ class Buildah:
 
 _ATTEMPTS = 5
 _BUSY = "sealing memfd copy: Device or resource busy"
-"""What buildah sometimes ends with on a busy machine, when it copies itself into memory before a command of a build."""
+"""An error of buildah on busy machines: before each command of a build it copies itself into memory."""
 _BUILD: Sequence[str] = ("build", "--quiet", "--isolation", "chroot", "--layers", "--force-rm")
 
 _REGISTRIES = "CONTAINERS_REGISTRIES_CONF"

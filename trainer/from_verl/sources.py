@@ -57,8 +57,8 @@ def _saved(source: Path, overrides: Sequence[str]) -> VerlConfig:
     verl = VerlConfig(values, frozenset([*set_keys, *_override(values, overrides)]))
     if not file.is_file():
         verl.note(
-            f"There is no overrides.yaml next to {source.name}, so nothing tells which settings the run changed: some "
-            "that have no counterpart here may be missing above. Hydra writes both files to the same folder."
+            f"There is no overrides.yaml next to {source.name}. It lists the settings that the run changed, so without "
+            "it some that have no counterpart here may be missing above. Hydra writes both files to the same folder."
         )
     return verl
 

@@ -66,7 +66,7 @@ class SlotCache:
             longest = min(-(-max(length, longest * 3 // 2) // GROWTH) * GROWTH, self.max_len)
         if (rows, longest) == (self._rows, self.length):
             return
-        kv = self._empty(rows, longest)  # first: if there is no memory for it, the cache stays as it is
+        kv = self._empty(rows, longest)  # before any change, since memory may not suffice
         kv[:, :, : self._rows, :, : self.length] = self.kv
         if longest > self.length:
             tokens = np.zeros((self.slots, longest), np.int32)
