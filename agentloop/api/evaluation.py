@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentloop.api.arguments import checked
-from agentloop.api.recipe import claimed_folder, new_folder, run_name
+from agentloop.api.recipe import claimed_folder, new_folder, run_folders, run_name
 from agentloop.api.training import announce_libraries
 from agentloop.errors import UserError
-from agentloop.process import file_lock
 from agentloop.process.blocking import run_blocking
 from agentloop.process.quiet import quiet_libraries
 from agentloop.registry.extras import naming_extras
@@ -25,11 +23,8 @@ if TYPE_CHECKING:
     from agentloop.api.config import ConfigSource
     from agentloop.config.run import RunConfig
     from agentloop.trainer.workers.local import LocalWorkers
-    from agentloop.types.requests import Group
+    from agentloop.types.requests import Group, RolloutRequest, Split
     from agentloop.types.trajectory import Trajectory
-
-_TRAJECTORIES = "trajectories.jsonl"
-_LOCK = "rollout.lock"
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,6 +58,7 @@ def rollout(
     threshold: float = 1.0,
     output: str | PathLike[str] | None = None,
     step: int | None = None,
+    resume: bool = False,
     progress: bool = True,
     **overrides: Any,
 ) -> RolloutResult:
@@ -81,6 +77,8 @@ def rollout(
         threshold: Lowest reward that counts as solved in pass@k.
         output: Folder to write to; None: a new folder below runs/.
         step: Step of the run whose model plays; 0: the model that training started from.
+        resume: Go on with the rollout in `output`, or else the newest one below runs/ with this config: play the
+            episodes that were not played, or that failed.
         progress: Show how many episodes have ended.
         **overrides: Sections and keys of the config to set, as for `train`.
 
@@ -90,7 +88,8 @@ def rollout(
     Raises:
         UserError: The config is invalid, a package is missing, `step` is not that of a checkpoint, or the output folder
             has another rollout; the message says what to do.
-        KeyboardInterrupt: Ctrl-C, or an interrupt of a notebook's kernel. Finished episodes are written.
+        KeyboardInterrupt: Ctrl-C, or an interrupt of a notebook's kernel. Finished episodes are written, and `resume`
+            keeps them.
     """
     with naming_extras():
         from agentloop.api.config import config_of
@@ -106,6 +105,8 @@ def rollout(
             threshold=threshold,
             output=None if output is None else Path(output).expanduser(),
             step=step,
+            resume=resume,
+            continue_with=lambda folder: f"the same arguments, output={str(folder)!r} and resume=True",
             progress=progress,
         )
 
@@ -121,19 +122,26 @@ def rollout_config(
     threshold: float = 1.0,
     output: Path | None = None,
     step: int | None = None,
+    resume: bool = False,
+    continue_with: Callable[[Path], str],
     progress: bool = True,
 ) -> RolloutResult:
-    """Play episodes with a config. If `played_by` is the folder of a run, its trained model plays."""
+    """Play episodes with a config. If `played_by` is the folder of a run, its trained model plays.
+
+    `continue_with` returns the command or the arguments that resume the rollout in a folder.
+    """
     quiet_libraries()
     announce_libraries(shown=progress)
     from agentloop.api.figures import summary
     from agentloop.api.progress import EpisodeProgress
-    from agentloop.api.trajectory_writer import TrajectoryWriter, output_errors
+    from agentloop.api.rollout_folder import RolloutFolder
+    from agentloop.api.trajectory_writer import TrajectoryWriter
     from agentloop.config.resolved import Facts, resolve
     from agentloop.engines import ENGINES
     from agentloop.episodes.setup import RolloutSetup, make_engine
     from agentloop.trainer.run.model_folder import local_model
     from agentloop.trainer.workers.local import LocalWorkers
+    from agentloop.trainer.workers.requests import make_requests
 
     if samples < 1 or (limit is not None and limit < 1):
         raise UserError(f"samples is {samples} and limit is {limit}: set both to 1 or more.")
@@ -142,18 +150,27 @@ def rollout_config(
             f"threshold is {threshold}, but pass@k needs a number to compare rewards with. Set it to, say, 1.0."
         )
     config, plays = _with_model(config, played_by, step)
-    _check_output(output or new_folder(name, "-rollout"))
+    if output is not None or not resume:
+        RolloutFolder(output or new_folder(name, "-rollout")).check(resume=resume)
     model = Path(config.model) if ENGINES.get(config.engine.name).read_turn else local_model(config)
     episodes = RolloutSetup.load(config, model)
     if tasks == "eval" and not episodes.eval:
         raise UserError("tasks is eval, but this recipe has no held-out tasks. Set data.eval, or omit tasks.")
-    split: Literal["train", "eval"] = "eval" if episodes.eval and tasks != "train" else "train"
-    rows = range(len(episodes.eval if split == "eval" else episodes.train))[:limit]
+    split: Split = "eval" if episodes.eval and tasks != "train" else "train"
+    chosen = episodes.eval if split == "eval" else episodes.train
+    rows = range(len(chosen))[:limit]
+    requests = make_requests("rollout", rows, n=samples, seed=config.run.seed, split=split)
+    if output is None and resume:
+        output = _rollout_to_resume(config, name, split, samples)
     engine = make_engine(resolve(config, Facts(model=model, learns=False)))
-    with claimed_folder(name, "-rollout") if output is None else nullcontext(output) as folder:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder), EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
-            writer = TrajectoryWriter(folder / _TRAJECTORIES)
+    with claimed_folder(name, "-rollout") if output is None else nullcontext(output) as root:
+        root.mkdir(parents=True, exist_ok=True)
+        folder = RolloutFolder(root)
+        with folder.locked(resume=resume), EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
+            kept = folder.keep_played(config, split, samples, chosen, len(rows)) if resume else []
+            folder.begin(config, split, samples)
+            bar.advance(len(kept))
+            writer = TrajectoryWriter(folder.trajectories)
 
             def ended(trajectory: Trajectory) -> None:
                 # Write each episode when it ends, so that an interrupted rollout keeps finished episodes.
@@ -162,50 +179,48 @@ def rollout_config(
 
             try:
                 with writer:
-                    groups = run_blocking(_play, LocalWorkers(episodes, engine), split, rows, samples, ended)
+                    missing = _missing(requests, kept)
+                    played = run_blocking(_play, LocalWorkers(episodes, engine), missing, ended) if missing else []
             except (KeyboardInterrupt, asyncio.CancelledError):
-                bar.interrupted(writer.num_written, folder)
+                bar.interrupted(len(kept) + writer.num_written, root, continue_with(root))
                 raise
+        groups = _joined(requests, kept, played)
         figures = summary(groups, threshold=threshold)
         figures["temperature"] = config.sampling.temperature
-        stored = {"model": str(model), "plays": plays} | figures
-        with output_errors(folder):
-            (folder / "summary.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-    return RolloutResult(folder, plays, figures, groups)
+        folder.write_summary({"model": str(model), "plays": plays} | figures)
+    return RolloutResult(root, plays, figures, groups)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other rollouts from writing to an existing folder. Raises `UserError` if another one writes or wrote to it.
+def _rollout_to_resume(config: RunConfig, name: str, split: Split, samples: int) -> Path:
+    """Return the newest folder of a rollout with these settings. Raises `UserError` if there is none."""
+    from agentloop.api.rollout_folder import RolloutFolder
 
-    Both may have begun when the folder was empty.
-    """
-
-    def in_use(who: str, advice: str) -> UserError:
-        return UserError(f"Another rollout writes to {folder} ({who}). Set output to another folder{advice}.")
-
-    with file_lock.locked(folder / _LOCK, in_use):
-        _check_unused(folder)
-        yield
-
-
-def _check_unused(folder: Path) -> None:
-    if (folder / _TRAJECTORIES).exists():
-        raise UserError(f"{folder} already has the trajectories of another rollout. Set output to another folder.")
+    for root in run_folders(f"{name}-rollout"):
+        folder = RolloutFolder(root)
+        if folder.is_begun and not folder.changes(config, split, samples):
+            folder.check(resume=True)
+            return root
+    raise UserError(
+        f"No rollout of {name} with this config is below {Path('runs').absolute()}. Set output to the folder of the "
+        "rollout, or omit resume to start a new one."
+    )
 
 
-def _check_output(folder: Path) -> None:
-    """Raise `UserError` unless a rollout can be written to a folder, which may be missing."""
-    from agentloop.trainer.run.export import is_run
-    from agentloop.trainer.run.folder import check_writable
+def _missing(requests: Sequence[RolloutRequest], kept: Sequence[Trajectory]) -> list[RolloutRequest]:
+    """Return requests for the episodes that were not kept."""
+    done = {(trajectory.group_id, trajectory.place) for trajectory in kept}
+    places = [tuple(place for place in each.played if (each.group_id, place) not in done) for each in requests]
+    return [replace(each, places=open_) for each, open_ in zip(requests, places, strict=True) if open_]
 
-    _check_unused(folder)
-    if is_run(folder):
-        raise UserError(f"{folder} is the folder of a training run. Set output to another folder.")
-    try:
-        check_writable(folder)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written to: {error.strerror}. Set output to another folder.") from error
+
+def _joined(requests: Sequence[RolloutRequest], kept: Sequence[Trajectory], played: Sequence[Group]) -> list[Group]:
+    """Return the groups of all requests, with episodes that were kept and others that were played now."""
+    from agentloop.types.requests import Group
+
+    found: dict[str, list[Trajectory]] = {each.group_id: [] for each in requests}
+    for trajectory in (*kept, *(each for group in played for each in group.trajectories)):
+        found[trajectory.group_id].append(trajectory)
+    return [Group(each, sorted(found[each.group_id], key=lambda one: one.place)) for each in requests]
 
 
 def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[RunConfig, str]:
@@ -231,17 +246,12 @@ def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[
 
 
 async def _play(
-    workers: LocalWorkers,
-    split: Literal["train", "eval"],
-    rows: Sequence[int],
-    samples: int,
-    on_trajectory: Callable[[Trajectory], None],
+    workers: LocalWorkers, requests: Sequence[RolloutRequest], on_trajectory: Callable[[Trajectory], None]
 ) -> list[Group]:
-    from agentloop.trainer.workers.requests import make_requests, play_all
+    from agentloop.trainer.workers.requests import play_all
 
-    seed = workers.episodes.config.run.seed
     try:
         await workers.start()
-        return await play_all(workers, make_requests("rollout", rows, n=samples, seed=seed, split=split), on_trajectory)
+        return await play_all(workers, requests, on_trajectory)
     finally:
         await workers.close()

@@ -191,17 +191,17 @@ class EpisodeProgress:
         if self._is_live:
             self._live.stop()
 
-    def advance(self) -> None:
-        """Count a finished episode."""
-        self._bars.advance(self._episodes)
+    def advance(self, count: int = 1) -> None:
+        """Count finished episodes."""
+        self._bars.advance(self._episodes, count)
 
-    def interrupted(self, num_written: int, folder: Path) -> None:
-        """Say what an interrupted rollout has written."""
+    def interrupted(self, num_written: int, folder: Path, continue_with: str) -> None:
+        """Say what an interrupted rollout has written, and the command or arguments that resume it."""
         if num_written:
             _print(
                 self._console,
                 f"interrupted: {num_written} of {self._total} episodes are in {folder}, without a summary; "
-                f"view them: agentloop view {shlex.quote(str(folder))}",
+                f"view them: agentloop view {shlex.quote(str(folder))}\ncontinue with: {continue_with}",
             )
 
 

@@ -53,7 +53,7 @@ class TrajectoryWriter:
 def output_errors(folder: Path) -> Iterator[None]:
     """Raise `UserError` if the output of a rollout cannot be written to its folder."""
     try:
-        with naming_full_disk(folder, "and play again with another output; the episodes that have ended are kept"):
+        with naming_full_disk(folder, "and resume the rollout, which keeps the episodes that have ended"):
             yield
     except OSError as error:
         raise UserError(

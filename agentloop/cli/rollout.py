@@ -36,18 +36,33 @@ def rollout(
         int | None,
         typer.Option(min=0, help="Step of the run whose model plays; 0: the model that training started from."),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the rollout in --output, or else the newest one below runs/ with this config: play the "
+            "episodes that were not played, or that failed.",
+        ),
+    ] = False,
 ) -> None:
     """Evaluate a model: play episodes without training, and write their trajectories.
 
     Turns are sampled with `sampling`, whereas evaluations during a run use `eval`, which is greedy by default. The
-    output folder also gets a summary with the model, the mean reward and pass@k. Exits with 1 if no episode could be
-    scored.
+    output folder also gets a summary with the model, the mean reward and pass@k. An interrupted rollout prints the
+    command that resumes it. Exits with 1 if no episode could be scored.
     """
     from rich.console import Console
 
     from agentloop.api.evaluation import rollout_config
     from agentloop.api.recipe import load_run_config, run_name
     from agentloop.cli.rollout_report import print_report
+
+    def command(folder: Path) -> str:
+        options = {"--tasks": tasks, "--samples": samples, "--limit": limit, "--threshold": threshold, "--step": step}
+        usual = {"--samples": 1, "--threshold": 1.0}
+        chosen = [f"{name}={value}" for name, value in options.items() if value != usual.get(name)]
+        words = [recipe, *(overrides or []), *chosen, f"--output={folder}", "--resume"]
+        return shlex.join(["agentloop", "rollout", *words])
 
     names_model = any(override.startswith("model=") for override in overrides or [])
     result = rollout_config(
@@ -60,6 +75,8 @@ def rollout(
         threshold=threshold,
         output=output,
         step=step,
+        resume=resume,
+        continue_with=command,
     )
     console = Console()
     print_report(console, result)

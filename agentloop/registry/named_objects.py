@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import logging
+import os
 import sys
 import threading
 from functools import lru_cache
@@ -16,8 +18,11 @@ from typing import Any
 from agentloop.errors import UserError, blaming, nearest, raised
 from agentloop.registry.extras import extra_with
 
+_log = logging.getLogger(__name__)
 _LOADING = threading.RLock()
 """Held while a file is loaded, so that another thread does not get a module whose code still runs."""
+_LOADED: dict[str, tuple[float, int]] = {}
+"""Names of loaded files' modules -> when the file was written, and its size."""
 
 
 def load_object(spec: str, what: str) -> Any:
@@ -101,7 +106,23 @@ def _load_file(path: Path, what: str) -> ModuleType:
     # One module per path: two specs of the same file share its state, and unpickling finds the module.
     name = f"agentloop_user_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     with _LOADING:
-        return sys.modules.get(name) or _run_file(path, name, what)
+        module = sys.modules.get(name)
+        if module is None:
+            _LOADED[name] = _written(path)
+            return _run_file(path, name, what)
+        if _LOADED.get(name, now := _written(path)) != now:
+            _LOADED[name] = now
+            _log.warning(
+                "%s has changed since this process loaded it, and the old code is still used. Restart the process, or "
+                "the notebook's kernel, to use the new code.",
+                path,
+            )
+        return module
+
+
+def _written(path: Path) -> tuple[float, int]:
+    status = os.stat(path)
+    return status.st_mtime, status.st_size
 
 
 def _run_file(path: Path, name: str, what: str) -> ModuleType:

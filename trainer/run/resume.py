@@ -89,7 +89,7 @@ def checkpoint_to_resume(config: TrainingConfig, folder: RunFolder) -> tuple[Pat
     resolved = config.model_dump(mode="json")
     changed = [] if started_with is None else changed_keys(started_with, resolved, type(config))
     if started_with is not None and isinstance(config, RunConfig):
-        changed += _changed_length(started_with, config)
+        changed += changed_length(started_with, config)
     if changed:
         reason = _reason_of_length(config, folder) if any(each.startswith("run.steps:") for each in changed) else ""
         raise UserError(
@@ -97,22 +97,6 @@ def checkpoint_to_resume(config: TrainingConfig, folder: RunFolder) -> tuple[Pat
             f"it, or set run.folder to a new folder.{reason}"
         )
     return checkpoint
-
-
-def _changed_length(before: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Return 'what: old -> new' if episodes may have other lengths because of keys that may change."""
-    old, new = (
-        _longest_episode(updated(dict(flat(with_defaults(RunConfig, each)))))
-        for each in (before, config.model_dump(mode="json"))
-    )
-    if old != new and (context := context_length(locate_model(config.model, weights=False))) is not None:
-        old, new = min(old, context), min(new, context)
-    if old == new:
-        return []
-    return [
-        f"the most tokens of an episode: {old} -> {new} (the smallest of engine.options.max_model_len and, if "
-        "limits.max_tokens is not set, learner.token_budget)"
-    ]
 
 
 def _longest_episode(settings: Mapping[str, Any]) -> int:
@@ -167,6 +151,22 @@ def changed_keys(
             _log.warning("%s was %s, which is refused today, and is now %s.", key, _shown(old, key), _shown(new, key))
             changed.remove(key)
     return [f"{key}: {_shown(old, key)} -> {_shown(new, key)}" for key in changed]
+
+
+def changed_length(before: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Return 'what: old -> new' if episodes may have other lengths because of keys that may change."""
+    old, new = (
+        _longest_episode(updated(dict(flat(with_defaults(RunConfig, each)))))
+        for each in (before, config.model_dump(mode="json"))
+    )
+    if old != new and (context := context_length(locate_model(config.model, weights=False))) is not None:
+        old, new = min(old, context), min(new, context)
+    if old == new:
+        return []
+    return [
+        f"the most tokens of an episode: {old} -> {new} (the smallest of engine.options.max_model_len and, if "
+        "limits.max_tokens is not set, learner.token_budget)"
+    ]
 
 
 def _is_refused(schema: type[TrainingConfig], data: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ import agentloop
 from agentloop.api import evaluation
 from agentloop.errors import UserError
 from agentloop.process.blocking import run_blocking
+from agentloop.types.trajectory_io import read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -97,12 +98,15 @@ def test_two_rollouts_do_not_write_to_one_folder(sums, monkeypatch):
 def test_a_full_disk_ends_a_rollout_with_one_sentence(sums, monkeypatch):
     monkeypatch.chdir(sums.parent)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
-        with pytest.raises(UserError, match=r"is full .* and play again with another output"):
-            agentloop.rollout(sums, output="played", progress=False)
+        with pytest.raises(UserError, match=r"is full .* and resume the rollout"):
+            agentloop.rollout(sums, samples=8, output="played", progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resumed = agentloop.rollout(sums, samples=8, output="played", resume=True, progress=False)
+    assert resumed.summary["judged"] == 24
+    assert len(list(read_jsonl("played/trajectories.jsonl"))) == 24
 
 
 def test_the_first_rollouts_of_a_process_may_be_in_threads(sums):

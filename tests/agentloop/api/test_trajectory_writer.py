@@ -53,9 +53,9 @@ def test_a_folder_that_is_removed_ends_a_rollout_with_one_sentence(sums, monkeyp
     monkeypatch.chdir(sums.parent)
     advance = EpisodeProgress.advance
 
-    def removed(self):
+    def removed(self, count=1):
         shutil.rmtree("played", ignore_errors=True)
-        advance(self)
+        advance(self, count)
 
     monkeypatch.setattr(EpisodeProgress, "advance", removed)
     with pytest.raises(UserError, match=r"cannot write to played any more: No such file or directory"):
@@ -65,7 +65,7 @@ def test_a_folder_that_is_removed_ends_a_rollout_with_one_sentence(sums, monkeyp
 def test_an_interrupted_rollout_says_what_it_has_written(sums, monkeypatch, capsys):
     monkeypatch.chdir(sums.parent)
 
-    def interrupted(play, workers, split, rows, samples, ended):
+    def interrupted(play, workers, requests, ended):
         ended(Trajectory())
         raise KeyboardInterrupt
 

@@ -47,7 +47,7 @@ def test_a_folder_with_another_rollout_is_refused(sums, capsys):
     (sums / "out").mkdir()
     (sums / "out" / "trajectories.jsonl").write_text("")
     assert agentloop("rollout", sums, "--output", sums / "out") == 2
-    assert "Set output to another folder." in capsys.readouterr().err
+    assert "Set output to another folder, or resume that rollout if it was stopped." in capsys.readouterr().err
 
 
 def test_a_file_in_place_of_the_folder_is_refused(sums, capsys):

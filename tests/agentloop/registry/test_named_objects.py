@@ -61,3 +61,17 @@ def test_threads_that_load_a_file_at_once_get_it_whole(tmp_path):
     with ThreadPoolExecutor(4) as threads:
         found = threads.map(lambda _: loading.load_object(f"{tmp_path}/slow.py:answer", "tool"), range(4))
         assert list(found) == [42] * 4
+
+
+def test_a_file_that_changed_since_it_was_loaded_is_named_once(tmp_path, caplog):
+    file = tmp_path / "mine.py"
+    file.write_text("def reward(): return 1\n")
+    assert loading.load_object(f"{file}:reward", "reward")() == 1
+    assert not caplog.text
+    file.write_text("def reward(): return 22\n")
+    for _ in range(2):
+        assert loading.load_object(f"{file}:reward", "reward")() == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{file} has changed since this process loaded it, and the old code is still used. Restart the process, or the "
+        "notebook's kernel, to use the new code."
+    ]
