@@ -120,7 +120,8 @@ class RunProgress(Observer):
         resumed = f", resuming after step {done}" if done else ""
         self.show(f"run folder {folder}{resumed}")
         if done >= config.run.steps:
-            self.show(f"all {config.run.steps} steps are done; to train further, {_way_to_go_on(config, folder)}")
+            of_all = f"all {done}" if done == config.run.steps else f"{done}, more than run.steps={config.run.steps},"
+            self.show(f"{of_all} steps are done; to train further, {_way_to_go_on(config, folder)}")
         if isinstance(config, RunConfig) and not done:
             self.show(*(f"{name:16} {value}" for name, value in BatchSizes.of(config).lines().items()))
 

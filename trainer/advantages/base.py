@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentloop.errors import WrongTypeError, named, shown
+from agentloop.errors import WrongTypeError, blaming, named, shown
 from agentloop.registry import options as registry_options
 from agentloop.registry.options import Config, NoOptions
 from agentloop.registry.registry import Registry, registering
@@ -92,8 +92,12 @@ def register(name: str) -> Callable[[RewardFn], RewardFn]:
 
 
 def evaluate(advantage: Advantage, groups: Sequence[Sequence[Outcome]], options: Config) -> list[list[AdvantageValue]]:
-    """Return the advantage of each outcome. Raises `WrongTypeError` if the user's function returned something else."""
-    found = advantage.function(groups, options)
+    """Return the advantage of each outcome.
+
+    Raises `UserError` if the user's function raised, and `WrongTypeError` if it returned something else.
+    """
+    with blaming(f"The advantage {advantage.name!r}, {named(advantage.function)}, failed"):
+        found = advantage.function(groups, options)
     if not isinstance(found, list) or list(map(len, found)) != list(map(len, groups)):
         raise WrongTypeError(
             f"{named(advantage.function)} returned {shown(found)} for {len(groups)} groups. Return a list for each "

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentloop.config.resolved import with_steps
+from agentloop.config.resolved import Facts, resolve, with_steps
 from agentloop.config.run import RunConfig
-from agentloop.episodes.setup import RolloutSetup, RunTasks
+from agentloop.episodes.setup import RolloutSetup, RunTasks, make_engine
 from agentloop.trainer.cluster.session import check_address
 from agentloop.trainer.rehearsal.episode import play
 from agentloop.trainer.rehearsal.machine import check_machine
@@ -72,6 +72,8 @@ def rehearse(config: RunConfig, folder: Path, placement: dict[str, str]) -> Rehe
     else:
         tasks = setup = RolloutSetup.load(config, model.folder)
         checked["chat template"] = "found"
+        if config.placement.gpu is None:
+            make_engine(resolve(config, Facts(model=model.folder)))  # which checks the options of the engine
         if setup.needs_prompt:
             checked["prompts"], too_long = measure(setup, longest=longest)
             warnings += too_long

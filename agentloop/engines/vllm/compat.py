@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from agentloop.errors import UserError
+from agentloop.errors import UserError, nearest
 
 INSTALL = (
     "Install it: on a machine with a GPU `pip install 'agentloop[vllm]'` (vllm 0.24 to 0.32), on one without "
@@ -130,6 +134,34 @@ def missing_names(names: Mapping[str, str] = NAMES) -> list[str]:
 def _parameters(found: Any) -> set[str]:
     fields = set(getattr(found, "__dataclass_fields__", ())) | set(getattr(found, "__struct_fields__", ()))
     return fields or set(inspect.signature(found).parameters)
+
+
+@cache
+def engine_arguments() -> frozenset[str]:
+    """Return the names of all arguments of `AsyncEngineArgs`; empty if they are not known.
+
+    They are read from the source, because importing vLLM takes 15 s or more.
+    """
+    package = importlib.util.find_spec("vllm")
+    source = Path((package and package.origin) or "").with_name("engine") / "arg_utils.py"
+    if not source.is_file():
+        return frozenset()
+    classes = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    fields = [line for node in classes if node.name in ("EngineArgs", "AsyncEngineArgs") for line in node.body]
+    return frozenset(
+        line.target.id for line in fields if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    )
+
+
+def check_arguments(given: Iterable[str]) -> None:
+    """Raise `UserError` for an argument that the installed vLLM does not take."""
+    known = engine_arguments()
+    for name in given:
+        if known and name not in known:
+            raise UserError(
+                f"The installed vLLM has no engine argument {name!r} (engine.options)."
+                f"{nearest(name, known) or ' Correct or remove it.'}"
+            )
 
 
 def missing_attributes(llm: Any) -> list[str]:

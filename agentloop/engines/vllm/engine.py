@@ -15,7 +15,7 @@ from agentloop.engines.stop_strings import StopFinder, StopStrings
 from agentloop.engines.token_listeners import listener
 from agentloop.engines.vllm.adapters import request as adapter_request
 from agentloop.engines.vllm.adapters import start_arguments
-from agentloop.engines.vllm.compat import missing_attributes, takes_stop_tokens
+from agentloop.engines.vllm.compat import check_arguments, missing_attributes, takes_stop_tokens
 from agentloop.engines.vllm.core import DEAD, OutputFence, unless_dead
 from agentloop.engines.vllm.images import ImageSender
 from agentloop.engines.vllm.launch import VllmLauncher
@@ -78,6 +78,7 @@ class VllmEngine(Engine):
         quantization: str | None = None,
         **engine_args: Any,
     ) -> None:
+        check_arguments(engine_args)
         self._model = os.fspath(model)
         self._stops = StopFinder(self._model)
         self._grammars = ModelGrammars(os.fspath(model))

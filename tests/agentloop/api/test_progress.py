@@ -134,3 +134,10 @@ def test_in_a_terminal_the_last_frame_shows_the_table_and_the_stage():
     frame = out.getvalue()
     for text in ("reward", "0.250", "50%", "0.0123", "step 5: train", "4/100"):
         assert text in frame
+
+
+def test_a_run_with_more_steps_than_asked_for_says_so():
+    out = StringIO()
+    with RunProgress(Console(file=out)) as progress:
+        progress.on_start(CONFIG, Path("runs/x"), 130)
+    assert "130, more than run.steps=100, steps are done; to train further, raise run.steps" in out.getvalue()

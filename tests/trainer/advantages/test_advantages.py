@@ -283,6 +283,17 @@ def test_a_function_of_the_user_must_return_an_advantage_for_each_outcome(return
         advantages.evaluate(advantage, groups, advantage.options())
 
 
+def test_a_function_of_the_user_that_raises_is_named():
+    def mine(groups, options):
+        return groups[7]
+
+    advantage = replace(advantages.get("grpo"), function=mine)
+    with pytest.raises(
+        UserError, match=r"^The advantage 'grpo', mine \(test_advantages.py, line \d+\), failed: IndexEr"
+    ):
+        advantages.evaluate(advantage, [], advantage.options())
+
+
 @pytest.mark.parametrize("returned", [0.5, [1.0], [[1.0], [0.0]]])
 def test_a_function_of_rewards_must_return_a_number_for_each(returned):
     def mine(rewards):

@@ -190,6 +190,22 @@ def test_missing_packages_and_gpus(refused, monkeypatch):
     assert "engine.name is vllm, which needs a GPU" in refused("engine.name=vllm", "engine.options={}")
 
 
+@pytest.mark.parametrize(
+    ("engine", "error"),
+    [
+        ("{name: hf, options: {max_slot: 4}}", "no option 'max_slot'. Did you mean 'max_slots'?"),
+        ("{name: sglang, options: {url: 'http://localhost:1', api_key_variable: NO_KEY}}", "'NO_KEY' of api_key_vari"),
+        pytest.param(
+            "{name: vllm, options: {block_sise: 16}}",
+            "no engine argument 'block_sise' (engine.options). Did you mean 'block_size'?",
+            marks=pytest.mark.vllm,
+        ),
+    ],
+)
+def test_options_that_the_engine_does_not_take(refused, engine, error):
+    assert error in refused(f"engine={engine}")
+
+
 def test_an_address_of_workers_must_respond(refused, dry_run):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

@@ -46,6 +46,19 @@ def test_installed_version_is_a_tested_one():
     assert ".".join(installed.split(".")[:2]) in vllm_compat.TESTED
 
 
+def test_the_arguments_in_its_source_are_those_of_the_class():
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    assert vllm_compat.engine_arguments() == set(AsyncEngineArgs.__dataclass_fields__)
+
+
+def test_an_unknown_argument_is_named_before_vllm_is_imported(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"no engine argument 'block_sise' .*Did you mean 'block_size'\?"):
+        VllmEngine(tmp_path, block_sise=16)
+    monkeypatch.setattr(vllm_compat, "engine_arguments", frozenset)  # an unknown version
+    VllmEngine(tmp_path, block_sise=16)
+
+
 def test_missing_names_are_listed():
     gone = {
         "vllm.v1.engine.async_llm:AsyncLLM.no_such_method": "",
