@@ -10,7 +10,8 @@ ARGS ?=
 # Python compiles what it imports; compiling all of the packages takes longer than to install them.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile
 # Test processes. The tests of a file share one process, because they share an engine or a server.
-PROCESSES := --numprocesses 2 --dist loadfile
+# A worker that dies ends the run: pytest-xdist would replace it, and wait for ever at the end.
+PROCESSES := --numprocesses 2 --dist loadfile --max-worker-restart 0
 
 # Most tests start processes: modules are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
