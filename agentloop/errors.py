@@ -87,6 +87,15 @@ _LETTERS_PER_EDIT = 3
 _MOST_EDITS = 2
 
 
+def see_readme(missing: Path) -> str:
+    """Return `" /recipe/README.md may say how to make it."` for a missing file of a recipe, or an empty string."""
+    for folder in missing.absolute().parents:
+        if (folder / "config.yaml").is_file():
+            readme = folder / "README.md"
+            return f" {readme} may say how to make it." if readme.is_file() else ""
+    return ""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` with the known name that `name` probably stands for, or an empty string.
 

@@ -12,7 +12,7 @@ from typing import Any
 from agentloop.envs.datasets.conversations import read_conversation, read_pair
 from agentloop.envs.datasets.files import SUFFIXES, file_rows, folder_rows
 from agentloop.envs.datasets.rows import read_row
-from agentloop.errors import UserError, blaming
+from agentloop.errors import UserError, blaming, see_readme
 from agentloop.registry.named_objects import load_object
 from agentloop.registry.options import check_types
 
@@ -86,7 +86,7 @@ def _open(source: str, options: Mapping[str, Any]) -> tuple[Path, Iterator[tuple
         if not path.is_file():
             raise UserError(
                 f"There is no dataset file {path}. Relative paths start at the folder of the config file, or at the "
-                "current folder on the command line."
+                f"current folder on the command line.{see_readme(path)}"
             )
         return path.parent, file_rows(path)
     if _is_function(source):

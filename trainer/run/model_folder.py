@@ -9,7 +9,7 @@ from typing import Any
 
 from agentloop.config.resolved import context_length
 from agentloop.config.run import RunConfig
-from agentloop.errors import UserError
+from agentloop.errors import UserError, see_readme
 from agentloop.trainer.sizing.shapes import shape_of
 from agentloop.vision.processor import FAMILIES
 
@@ -141,7 +141,7 @@ def locate_model(name: str, *, weights: bool = True, key: str = "model") -> Path
         if folder.is_absolute():
             raise MissingModel(
                 f"There is no model folder {folder}. Set {key} to an existing folder, or to a name on the hub "
-                "('org/name')."
+                f"('org/name').{see_readme(folder)}"
             )
         folder = _from_hub(name, weights=weights, key=key)
     if (folder / "checkpoints").is_dir():

@@ -34,6 +34,13 @@ def test_missing_dataset(sums, refused):
     assert not (sums / "run").exists()
 
 
+def test_a_missing_file_of_a_recipe_with_a_readme_names_it(sums, refused):
+    (sums / "README.md").touch()
+    hint = f"{sums}/README.md may say how to make it."
+    assert refused(f"data.train={sums}/data/nothing.jsonl").endswith(hint)
+    assert refused(f"model={sums}/data/model").endswith(hint)
+
+
 def test_malformed_row(sums, refused):
     (sums / "rows.jsonl").write_text('{"prompt": "a", "answer": 1}\n{"promt": "b"}\n')
     error = refused(f"data.train={sums}/rows.jsonl", "data.train_options={}")
