@@ -42,7 +42,7 @@ def view(
         ) from error
     from agentloop.tools.serving.http.listening import address_of, listen
 
-    app = application(shown) if host in _LOOPBACK else application(shown, hosts=("*",))
+    app = application(shown) if host.lower() in _LOOPBACK else application(shown, hosts=("*",))
     with listen(host, port) as listener:
         address = address_of(listener)
         print(f"Showing {', '.join(shown)} at {address} (press Ctrl-C to stop)", flush=True)

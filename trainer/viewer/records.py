@@ -7,6 +7,8 @@ import itertools
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +91,11 @@ class Records:
 
     def files(self) -> list[dict[str, Any]]:
         """Return the trajectory files: name, kind (train, eval or rollout), step, bytes."""
-        return [
-            {"name": name, "kind": _kind(name), "step": step_of(path), "bytes": path.stat().st_size}
-            for name, path in self._paths().items()
-        ]
+        found = []
+        for name, path in self._paths().items():
+            with suppress(FileNotFoundError):  # a resumed run removes files of steps that it repeats
+                found.append({"name": name, "kind": _kind(name), "step": step_of(path), "bytes": path.stat().st_size})
+        return found
 
     def episodes(self, name: str) -> list[dict[str, Any]]:
         """Return a summary of each trajectory of a file. Raises `KeyError` if there is no such file."""
@@ -114,16 +117,29 @@ class Records:
     def _read(self, name: str) -> list[dict[str, Any]]:
         path = self._paths().get(name)
         if path is None:
-            raise KeyError(f"there is no trajectory file {name!r}")
-        state = path.stat()
-        key = path, state.st_mtime_ns, state.st_size
-        with self._lock:
+            raise KeyError(_missing(name))
+        with self._lock, _missing_as_key_error(name):
+            state = path.stat()
+            key = path, state.st_mtime_ns, state.st_size
             if key not in self._kept:
                 self._kept[key] = _lines(path)
                 while len(self._kept) > _FILES_KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
             return self._kept[key]
+
+
+def _missing(name: str) -> str:
+    return f"there is no trajectory file {name!r}"
+
+
+@contextmanager
+def _missing_as_key_error(name: str) -> Iterator[None]:
+    """Raise `KeyError` for a file that is removed while it is read."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise KeyError(_missing(name)) from error
 
 
 def _kind(name: str) -> str:

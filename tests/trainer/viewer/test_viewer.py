@@ -23,7 +23,7 @@ from agentloop.tools.serving.http.listening import listen
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.lock import locked
 from agentloop.trainer.viewer.app import PAGE, application
-from agentloop.trainer.viewer.records import task_text
+from agentloop.trainer.viewer.records import Records, task_text
 from agentloop.trainer.viewer.runs import Runs, newest
 from agentloop.trainer.viewer.stream import pieces_of
 from agentloop.types.trajectory_io import write_jsonl
@@ -189,6 +189,22 @@ def test_a_trajectory_says_whether_it_was_trained_on(client, folder, trajectory_
 )
 def test_missing_files_are_404(client, path):
     assert client.get(path).status_code == 404
+
+
+def test_files_that_a_resumed_run_removes_meanwhile_are_missing(client, monkeypatch):
+    paths = Records._paths
+
+    def removed(records):
+        found = paths(records)
+        found["step_000001"].unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Records, "_paths", removed)
+    (run,) = client.get("/api/runs").json()
+    assert [each["name"] for each in run["files"]] == ["eval_000000"]
+    monkeypatch.setattr(Records, "_paths", lambda records: {"step_000001": records.folder.root / "gone.jsonl.gz"})
+    answer = get(client, "episodes", file="step_000001")
+    assert (answer.status_code, answer.json()["detail"]) == (404, "there is no trajectory file 'step_000001'")
 
 
 def test_other_hosts_are_refused(client):
