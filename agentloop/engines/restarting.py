@@ -12,8 +12,10 @@ from typing import Any
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.given_up import GivenUp
 from agentloop.engines.replay import TurnRecord
+from agentloop.engines.stop_strings import StopFinder, up_to_stop
 from agentloop.errors import EngineError, UserError, described
 from agentloop.process.restart_budget import RestartBudget
+from agentloop.process.threads import DECODING
 from agentloop.types.grammar import Grammar
 from agentloop.types.routed_experts import joined
 from agentloop.weights.handle import WeightHandle
@@ -45,7 +47,7 @@ class RestartingEngine(Engine):
 
     An engine that dies asleep is replaced on `wake`, because others use its GPU until then. A `WeightShelf` keeps the
     weights of the last update, unless other processes do, so the engine can discard its own weights to sleep.
-    `shelf_on_host` keeps that shelf off the GPU.
+    `shelf_on_host` keeps that shelf off the GPU. `stops` finds stop strings of which each engine sampled a part.
     """
 
     def __init__(
@@ -56,11 +58,13 @@ class RestartingEngine(Engine):
         stall_seconds: float | None = None,
         shelf_on_host: bool = False,
         turns: TurnRecord | None = None,
+        stops: StopFinder | None = None,
     ) -> None:
         self._make = make
         self._engine = make()
         self._stall_seconds = stall_seconds
         self._turns = turns
+        self._stops = stops
         self._shelf = WeightShelf(on_host=shelf_on_host)
         self._current: _Update | None = None
         self._coming: _Update | None = None
@@ -124,13 +128,20 @@ class RestartingEngine(Engine):
                 rest, prefix = _rest(params, len(sampled.ids)), [*prompt, *sampled.ids]
             try:
                 turn = await self._attempt(engine.generate(prefix, rest, trajectory_id=trajectory_id, images=images))
-                return _joined(sampled, turn)
+                return await self._up_to_stop(_joined(sampled, turn), params, first=sampled)
             except EngineDead as death:
                 if death.sampled is not None and params.grammar is None:
                     sampled = _joined(sampled, death.sampled)
                 await self._replace(engine, "died", str(death))
             if sampled is not None and (reason := _finished(sampled, params)) is not None:
-                return replace(sampled, finish_reason=reason)
+                return await self._up_to_stop(replace(sampled, finish_reason=reason), params, first=sampled)
+
+    async def _up_to_stop(self, turn: Generation, params: SamplingParams, *, first: Generation | None) -> Generation:
+        """Cut a turn that two engines sampled after its first stop string, which neither of them may have seen."""
+        if first is None or self._stops is None or not params.stop_strings:
+            return turn
+        stops = await DECODING.run(self._stops.of, params.stop_strings)
+        return turn if stops is None else up_to_stop(turn, stops)
 
     async def _attempt(self, turn: Awaitable[Generation]) -> Generation:
         if not self._running:

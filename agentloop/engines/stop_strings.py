@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentloop.engines.base import FinishReason, Generation
 from agentloop.errors import EngineError
 
 if TYPE_CHECKING:
@@ -47,6 +48,15 @@ class StopStrings:
     def _is_in(self, ids: Sequence[int]) -> bool:
         text = str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=False))
         return any(string in text for string in self._strings)
+
+
+def up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
+    """Cut a turn after its first stop string, for engines that look for one only after several tokens."""
+    end = stops.end(turn.ids)
+    if end is None:
+        return turn
+    cut = turn.ids[:end], turn.logprobs[:end], turn.versions[:end]
+    return Generation(*cut, FinishReason.STOP, turn.metrics, turn.routed)
 
 
 class StopFinder:

@@ -10,6 +10,7 @@ from agentloop.config.resolved import ResolvedConfig, context_length
 from agentloop.engines import ENGINES
 from agentloop.engines.replay import TurnRecord
 from agentloop.engines.restarting import RestartingEngine
+from agentloop.engines.stop_strings import StopFinder
 from agentloop.episodes.setup import RolloutSetup, make_engine
 from agentloop.process.restart_budget import RestartBudget
 from agentloop.trainer.workers.local import LocalWorkers
@@ -69,6 +70,7 @@ def restarting_engine(config: ResolvedConfig, turns: TurnRecord | None = None) -
         stall_seconds=_stall_seconds(config) if can_hang else None,
         shelf_on_host=config.placement.sleeps,  # on the GPU it would take memory that the learner needs
         turns=turns,
+        stops=StopFinder(config.model_folder),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
-from agentloop.engines.stop_strings import StopFinder, StopStrings
+from agentloop.engines.stop_strings import StopFinder, StopStrings, up_to_stop
 from agentloop.engines.token_listeners import listener
 from agentloop.engines.vllm.adapters import request as adapter_request
 from agentloop.engines.vllm.adapters import start_arguments
@@ -19,7 +19,7 @@ from agentloop.engines.vllm.compat import check_arguments, missing_attributes, t
 from agentloop.engines.vllm.core import DEAD, OutputFence, unless_dead
 from agentloop.engines.vllm.images import ImageSender
 from agentloop.engines.vllm.launch import VllmLauncher
-from agentloop.engines.vllm.requests import generation_of, up_to_stop, versions_of, vllm_params
+from agentloop.engines.vllm.requests import generation_of, versions_of, vllm_params
 from agentloop.engines.vllm.sleep import SleepMode
 from agentloop.engines.vllm.weights import MemoryTransport
 from agentloop.errors import EngineError, UserError

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from agentloop.engines.base import FinishReason, Generation, SamplingParams
-from agentloop.engines.stop_strings import StopStrings
 from agentloop.errors import EngineError
 from agentloop.types.routed_experts import RoutedExperts
 
@@ -70,15 +69,6 @@ def _build_params(
 
 
 _cached_params = lru_cache(maxsize=64)(_build_params)
-
-
-def up_to_stop(turn: Generation, stops: StopStrings) -> Generation:
-    """Cut a turn after its first stop string: vLLM checks only once per step, which may sample several tokens."""
-    end = stops.end(turn.ids)
-    if end is None:
-        return turn
-    cut = turn.ids[:end], turn.logprobs[:end], turn.versions[:end]
-    return Generation(*cut, FinishReason.STOP, routed=turn.routed)
 
 
 def generation_of(output: Any, marks: list[tuple[int, int]], routed_from: int = 0) -> Generation:

@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from agentloop.engines.base import Engine, EngineDead, FinishReason, Generation, SamplingParams
 from agentloop.engines.given_up import GivenUp
 from agentloop.engines.restarting import RestartingEngine
+from agentloop.engines.stop_strings import StopFinder
 from agentloop.errors import EngineError, UserError
 from agentloop.process.restart_budget import RestartBudget
 from agentloop.weights.shelf import WeightShelf
@@ -211,6 +213,31 @@ async def test_complete_turn_is_not_resampled_after_engine_death():
     assert list(turn.ids) == [11, 12, 13]
     assert turn.finish_reason is FinishReason.LENGTH
     assert make.made[1].asked == []
+
+
+class Letters:
+    """A tokenizer in which token 0 is an a, 1 a b, and so on."""
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(chr(ord("a") + token) for token in ids)
+
+
+@pytest.mark.parametrize("max_tokens", [8, 3])
+@pytest.mark.parametrize(("string", "ids"), [("no", [11, 12, 13, 14]), ("n", [11, 12, 13]), ("nope", None)])
+async def test_a_stop_string_of_which_each_engine_sampled_a_part_ends_the_turn(string, ids, max_tokens):
+    finder = StopFinder(None)
+    finder._tokenizer = SimpleNamespace(backend_tokenizer=Letters())
+    engine = await started(Makes(2, 1, None), stops=finder)  # l and m; then n; then o and the following letters
+    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP,), stop_strings=(string,))
+    turn = await engine.generate([10], params, trajectory_id="a")
+    if max_tokens == 3:
+        ends = string == "n"
+        assert (list(turn.ids), turn.finish_reason) == ([11, 12, 13], "stop" if ends else "length")
+    else:
+        assert list(turn.ids) == (ids or [11, 12, 13, 14, 15, 16, STOP])
+        assert len(turn.logprobs) == len(turn.versions) == len(turn.ids)
+        assert turn.finish_reason is FinishReason.STOP
+    await engine.close()
 
 
 async def test_hanging_engine_is_replaced():
