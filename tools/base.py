@@ -17,7 +17,7 @@ from agentloop.process.threads import run_in_threads
 from agentloop.tools import docstrings
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.types.limits import StopReason
-from agentloop.types.messages import Content, is_content, valid_strings
+from agentloop.types.messages import Content, Message, is_content, valid_strings
 from agentloop.types.returned_numbers import scalar
 
 
@@ -86,6 +86,8 @@ class ToolContext:
     """Generator seeded by the trajectory: use it instead of the global one."""
     images: Sequence[Any] = ()
     """Images shown so far in the trajectory (`PIL.Image.Image`), the prompt's first."""
+    messages: Sequence[Message] = ()
+    """The conversation so far, which ends with the turn that made the call, to be read only. Empty in a daemon."""
     env: Any = None
     """Environment of the episode, for tools that act on it."""
     deadline: float = float("inf")

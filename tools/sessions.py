@@ -19,7 +19,7 @@ from agentloop.tools.first_step import first_step
 from agentloop.tools.rate_limits import SharedLimit
 from agentloop.tools.schema import ArgumentError
 from agentloop.tools.time_limit import OutOfTimeError, within
-from agentloop.types.messages import ToolCall
+from agentloop.types.messages import Message, ToolCall
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class ToolSessions:
         images: Sequence[Any],
         env: Any = None,
         shared_state: dict[str, Any] | None = None,
+        messages: Sequence[Message] = (),
     ) -> None:
         self._tools = tools
         self._arguments = arguments
@@ -65,6 +66,7 @@ class ToolSessions:
         self._seed = seed
         self._images = images
         self._env = env
+        self._messages = messages
         self._shared_state = {} if shared_state is None else shared_state
         self._sessions: dict[str, _Session] = {}
 
@@ -101,6 +103,7 @@ class ToolSessions:
             task=self._task,
             rng=random.Random(f"{self._seed}/{tool.name}"),
             images=self._images,
+            messages=self._messages,
             env=self._env,
             shared_state=self._shared_state,
         )

@@ -13,6 +13,7 @@ from agentloop.tools.function import FunctionTool
 from agentloop.tools.schema import Arguments
 from agentloop.tools.sessions import ToolSessions
 from agentloop.tools.time_limit import SHUTDOWN_SECONDS, within
+from agentloop.types.messages import Message
 
 _logger = logging.getLogger(__name__)
 
@@ -58,9 +59,10 @@ class Toolset:
         images: Sequence[Any] = (),
         env: Any = None,
         shared_state: dict[str, Any] | None = None,
+        messages: Sequence[Message] = (),
     ) -> ToolSessions:
-        """Return the tools of one trajectory. They see what the trajectory later appends to `images`."""
-        return ToolSessions(self.tools, self._arguments, trajectory_id, task, seed, images, env, shared_state)
+        """Return the tools of one trajectory. They see what it later appends to `images` and `messages`."""
+        return ToolSessions(self.tools, self._arguments, trajectory_id, task, seed, images, env, shared_state, messages)
 
     def selected(self, names: Sequence[str]) -> Toolset:
         """Return the tools with these names, without names that are unknown. The same names give the same object.

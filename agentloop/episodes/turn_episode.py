@@ -127,6 +127,7 @@ class TurnEpisode:
                     self.images,
                     self.env,
                     trajectory.shared_state,
+                    trajectory.messages,
                 )
             prompt = await off_loop(_size(messages), self.renderer.render_prompt, messages, self.schemas)
             images = images_of(messages)

@@ -24,6 +24,10 @@ class AgentData:
     """Arguments of tools for this row, with decoded images: column `tools_kwargs`, or its `extra_info.tools_kwargs`."""
     image_data: list[Any] = field(default_factory=list)
     """Images shown so far."""
+    messages: list[Any] = field(default_factory=list)
+    """The conversation so far."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """Measurements of the tools. They are not reported: `execute` returns those of the call."""
     extra_fields: dict[str, Any] = field(default_factory=dict)
     """State that the tools of the trajectory share. The reward function finds it in `extra_info`."""
 
@@ -64,6 +68,7 @@ class VerlTool(Tool):
     async def call(self, ctx: ToolContext, /, **arguments: Any) -> ToolResult:  # type: ignore[override]
         instance: _Instance = ctx.state
         instance.data.image_data = list(ctx.images)
+        instance.data.messages = list(ctx.messages)
         if instance.id is not None:
             return await self._execute(instance.id, arguments, instance.data)
         created = await self._create(instance.data)

@@ -264,6 +264,21 @@ def test_tools_share_state_that_the_reward_reads(play):
     assert trajectory.shared_state == {}
 
 
+def test_tools_see_the_conversation_up_to_the_turn_that_calls_them(play):
+    seen = []
+
+    class Look(Tool):
+        """Look back."""
+
+        async def call(self, ctx):
+            seen.append([(message["role"], bool(message.get("tool_calls"))) for message in ctx.messages])
+            return "looked"
+
+    play([call("look") + END, call("look") + END, "done" + END], Talk(tools=[Look()]))
+    first = [("user", False), ("assistant", True)]
+    assert seen == [first, [*first, ("tool", False), ("assistant", True)]]
+
+
 def test_wall_time_cuts_a_hanging_tool_and_releases_its_session(play):
     class Hang(Tool):
         """Never returns."""

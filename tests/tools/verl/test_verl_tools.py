@@ -54,7 +54,9 @@ class Draw(BaseTool):
 
 class Note(BaseTool):
     async def execute(self, instance_id, parameters, **kwargs):
-        kwargs["agent_data"].extra_fields.setdefault("noted", []).append(self.name)
+        data = kwargs["agent_data"]
+        data.extra_fields.setdefault("noted", []).append(self.name)
+        data.metrics["messages"] = len(data.messages)
         return ToolResponse(text="noted"), 0.0, {}
 
 
