@@ -1,5 +1,7 @@
 """Lanes of tests, and servers of other people's packages, each in a virtual environment of its own."""
 
+import faulthandler
+import os
 import signal
 import socket
 import subprocess
@@ -17,6 +19,9 @@ from tests.support.sums.fixtures import sums, sums_model  # noqa: F401
 # A shell that starts tests in the background lets them ignore Ctrl-C, and so would the runs that they interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_STDERR = pytest.StashKey[int]()
+
 
 _BUILD = Path(__file__).parents[1] / "build"
 
@@ -168,6 +173,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_STDERR] = os.dup(sys.__stderr__.fileno())  # pytest does not capture it yet
     if config.getoption("--fast"):
         sys.addaudithook(_refuse_processes)
 
@@ -178,6 +184,12 @@ def _refuse_processes(event: str, args: tuple[object, ...]) -> None:
     if event.startswith("socket") and getattr(args[0], "family", None) == socket.AF_UNIX:
         return
     raise RuntimeError(f"{_running_fast_test[0]} caused {event}: mark it with pytest.mark.slow.")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Ray replaces pytest's handlers of fatal signals, and what a process that dies has captured is lost.
+    faulthandler.disable()
+    faulthandler.enable(item.config.stash[_STDERR])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

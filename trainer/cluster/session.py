@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import logging
 import math
@@ -9,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,7 +128,8 @@ def shutdown(*, keep_logs: bool = False) -> None:
     node = ray.worker._global_node
     if node is not None and node.is_head() and not keep_logs:
         _ended.append(Path(node.get_session_dir_path()))
-    ray.shutdown()
+    with _keeping_signals():
+        ray.shutdown()
 
 
 @contextmanager
@@ -285,15 +288,26 @@ def check_address(address: str) -> None:
 
 
 def _init(ray: Any, **options: Any) -> None:
-    """Call `ray.init`, and keep what this process does after SIGTERM: Ray would exit at once, with a stack of C++."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
+    with _keeping_signals():
         ray.init(**options)
-        return
+
+
+@contextmanager
+def _keeping_signals() -> Iterator[None]:
+    """Keep what this process does after signals while Ray starts or ends.
+
+    After its start SIGTERM would end this process at once, with a stack of C++. After its end SIGTERM, SIGABRT and
+    SIGSEGV would do so without a word.
+    """
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(**options)
+        yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        if threading.current_thread() is threading.main_thread():  # no other thread can set a handler
+            signal.signal(signal.SIGTERM, handler)
+        if sys.__stderr__ is not None:
+            faulthandler.disable()
+            faulthandler.enable(sys.__stderr__)
 
 
 def _join(ray: Any, address: str, options: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -126,17 +127,35 @@ def test_a_run_that_starts_ray_may_get_as_many_workers_as_it_could_start_with(wa
         ray.shutdown()
 
 
-def test_sigterm_does_after_ray_has_started_what_it_did_before(warm_ray, capfd):
+def test_sigterm_does_while_ray_runs_and_after_its_end_what_it_did_before(warm_ray, capfd):
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
         assert connect(WorkersConfig(kind="ray"), gpus=0)
         signal.raise_signal(signal.SIGTERM)
+        shutdown()
+        signal.raise_signal(signal.SIGTERM)
     finally:
         require_ray().shutdown()
         signal.signal(signal.SIGTERM, before)
-    assert received == [signal.SIGTERM]
+    assert received == [signal.SIGTERM] * 2
     assert "SIGTERM received" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_crash_prints_the_stack_while_ray_runs_and_after_its_end(ended):
+    script = f"""
+import os
+from agentloop.config.workers import WorkersConfig
+from agentloop.trainer.cluster.session import connect, shutdown
+connect(WorkersConfig(kind="ray"), gpus=0)
+if {ended}:
+    shutdown()
+os.abort()
+"""
+    crashed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert crashed.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in crashed.stderr
 
 
 async def test_a_run_removes_the_session_of_its_ray_unless_it_fails(warm_ray, tmp_path):
