@@ -122,10 +122,10 @@ def _agentloop(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line.
+    """Run the command line, that of this process or the given `arguments`, after which the caller may go on.
 
     Exit with 2 after a `UserError`, printed as one paragraph on stderr, 130 after Ctrl-C and 143 after SIGTERM.
     """
     quiet_libraries()
-    with errors_end_the_program(), naming_extras():
+    with errors_end_the_program(owns_process=arguments is None), naming_extras():
         app(None if arguments is None else list(arguments))

@@ -16,27 +16,33 @@ _COMPUTING = ("agentloop-hf", "learner rank 0")
 
 
 @contextmanager
-def errors_end_the_program() -> Iterator[None]:
-    """Exit with 2 after a `UserError`, printed as one paragraph on stderr, 130 after Ctrl-C and 143 after SIGTERM."""
+def errors_end_the_program(*, owns_process: bool = True) -> Iterator[None]:
+    """Exit with 2 after a `UserError`, printed as one paragraph on stderr, 130 after Ctrl-C and 143 after SIGTERM.
+
+    `owns_process` says that the process has no other purpose. Otherwise only `SystemExit` is raised, as the caller may
+    go on.
+    """
     try:
         yield
     except UserError as error:
         from rich.console import Console
 
         Console(stderr=True).print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        _exit(2)
+        _exit(2, owns_process)
     except KeyboardInterrupt:
-        _exit(128 + signal.SIGINT)
+        _exit(128 + signal.SIGINT, owns_process)
     except asyncio.CancelledError:  # raised by `run_blocking` after SIGTERM
-        _exit(128 + signal.SIGTERM)
+        _exit(128 + signal.SIGTERM, owns_process)
     except SystemExit as error:  # of typer, also after Ctrl-C
         if isinstance(error.code, int):
-            _exit(error.code)
+            _exit(error.code, owns_process)
         raise
 
 
-def _exit(status: int) -> None:
+def _exit(status: int, owns_process: bool) -> None:
     """Exit, at once if a second signal has left a learner or an engine computing: Python would abort in their C++."""
+    if not owns_process:
+        sys.exit(status)
     if LEARNER.is_busy or any(thread.name in _COMPUTING for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
