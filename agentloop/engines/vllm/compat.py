@@ -143,7 +143,9 @@ def engine_arguments() -> frozenset[str]:
     They are read from the source, because importing vLLM takes 15 s or more.
     """
     package = importlib.util.find_spec("vllm")
-    source = Path((package and package.origin) or "").with_name("engine") / "arg_utils.py"
+    if package is None or package.origin is None:
+        return frozenset()
+    source = Path(package.origin).with_name("engine") / "arg_utils.py"
     if not source.is_file():
         return frozenset()
     classes = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]

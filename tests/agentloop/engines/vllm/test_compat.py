@@ -55,6 +55,10 @@ def test_the_arguments_in_its_source_are_those_of_the_class():
 def test_an_unknown_argument_is_named_before_vllm_is_imported(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"no engine argument 'block_sise' .*Did you mean 'block_size'\?"):
         VllmEngine(tmp_path, block_sise=16)
+    vllm_compat.engine_arguments.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # vLLM is not installed
+    VllmEngine(tmp_path, block_sise=16)
+    vllm_compat.engine_arguments.cache_clear()
     monkeypatch.setattr(vllm_compat, "engine_arguments", frozenset)  # an unknown version
     VllmEngine(tmp_path, block_sise=16)
 
