@@ -10,6 +10,7 @@ from agentloop.config.resolved import Facts, ResolvedConfig, resolve
 from agentloop.config.run import RunConfig
 from agentloop.episodes.setup import RolloutSetup
 from agentloop.trainer.batch.distillation import TeacherEndpoint
+from agentloop.trainer.cluster.session import require_ray
 from agentloop.trainer.run.checks import check_trainable
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.model_folder import check_second_models, find_model, local_model, teacher_folder
@@ -59,6 +60,8 @@ def resolve_run(config: RunConfig, folder: Path) -> tuple[ResolvedConfig, Rollou
     """
     config, _ = placed(config)
     check_trainable(config)
+    if config.learner.ranks > 1 or not config.learner.in_process:
+        require_ray()  # the learner may start long after the engine
     model = local_model(config)
     check_second_models(config, model)
     setup = RolloutSetup.load(config, model)

@@ -1,12 +1,14 @@
 import asyncio
+import sys
 
 import pytest
 
 from agentloop.config.loading import load_config
 from agentloop.config.run import RunConfig
+from agentloop.engines.testing.scripted import ScriptedEngine
 from agentloop.errors import UserError
 from agentloop.trainer.run.starting import start
-from agentloop.trainer.run.train import resolve_run
+from agentloop.trainer.run.train import resolve_run, train
 from agentloop.trainer.schedule.observers import Observer, Part, StageTimer
 
 pytestmark = pytest.mark.slow
@@ -78,3 +80,14 @@ async def test_a_learner_that_cannot_load_ends_the_start_of_the_workers(sums):
     with pytest.raises(UserError, match="nothing"):
         await start(config, FakeWorkers(start_forever), sums / "run", StageTimer(Observer()))
     assert is_cancelled.is_set()
+
+
+@pytest.mark.parametrize("override", ["learner.ranks=2", "learner.in_process=false", "workers.kind=ray"])
+def test_without_ray_no_engine_starts(sums, monkeypatch, override):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    started = []
+    monkeypatch.setattr(ScriptedEngine, "start", started.append)
+    config = load_config(RunConfig, sums / "config.yaml", [override])
+    with pytest.raises(UserError, match="need Ray, which cannot be imported"):
+        asyncio.run(train(config, sums / "run"))
+    assert not started
