@@ -161,14 +161,14 @@ def rollout_config(
     rows = range(len(chosen))[:limit]
     requests = make_requests("rollout", rows, n=samples, seed=config.run.seed, split=split)
     if output is None and resume:
-        output = _rollout_to_resume(config, model, name, split, samples)
+        output = _rollout_to_resume(config, name, split, samples)
     engine = make_engine(resolve(config, Facts(model=model, learns=False)))
     with claimed_folder(name, "-rollout") if output is None else nullcontext(output) as root:
         root.mkdir(parents=True, exist_ok=True)
         folder = RolloutFolder(root)
         with folder.locked(resume=resume), EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
-            kept = folder.keep_played(config, model, split, samples, chosen, len(rows)) if resume else []
-            folder.begin(config, model, split, samples)
+            kept = folder.keep_played(config, split, samples, chosen, len(rows)) if resume else []
+            folder.begin(config, split, samples)
             bar.advance(len(kept))
             writer = TrajectoryWriter(folder.trajectories)
 
@@ -191,13 +191,13 @@ def rollout_config(
     return RolloutResult(root, plays, figures, groups)
 
 
-def _rollout_to_resume(config: RunConfig, model: Path, name: str, split: Split, samples: int) -> Path:
+def _rollout_to_resume(config: RunConfig, name: str, split: Split, samples: int) -> Path:
     """Return the newest folder of a rollout with these settings. Raises `UserError` if there is none."""
     from agentloop.api.rollout_folder import RolloutFolder
 
     for root in run_folders(f"{name}-rollout"):
         folder = RolloutFolder(root)
-        if folder.is_begun and not folder.changes(config, model, split, samples):
+        if folder.is_begun and not folder.changes(config, split, samples):
             folder.check(resume=True)
             return root
     raise UserError(

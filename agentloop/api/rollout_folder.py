@@ -2,7 +2,7 @@
 
 trajectories.jsonl    one line for each episode, in the order in which they ended
 summary.json          the model and the metrics of all episodes, written at the end
-rollout.json          the config, the files of the model, and which tasks are played how often
+rollout.json          the config, and which tasks are played how often
 rollout.lock          the process that writes to this folder
 """
 
@@ -85,17 +85,16 @@ class RolloutFolder:
                 "that rollout if it was stopped."
             )
 
-    def begin(self, config: RunConfig, model: Path, split: Split, samples: int) -> None:
-        """Write what is asked for, so that the rollout can be resumed. `model` is the local folder of the model."""
+    def begin(self, config: RunConfig, split: Split, samples: int) -> None:
+        """Write what is asked for, so that the rollout can be resumed."""
         stored = config.model_dump(mode="json")
         options = stored["engine"]["options"]  # those of a service may have a key
         stored["engine"]["options"] = {name: options[name] for name in ("max_model_len",) if name in options}
-        asked = {"tasks": split, "samples": samples, "weights": _weights(model), "config": stored}
+        asked = {"tasks": split, "samples": samples, "config": stored}
         with output_errors(self.root):
-            self._summary.unlink(missing_ok=True)
             write_text(self._asked, json.dumps(asked, indent=1) + "\n")
 
-    def changes(self, config: RunConfig, model: Path, split: Split, samples: int) -> list[str]:
+    def changes(self, config: RunConfig, split: Split, samples: int) -> list[str]:
         """Return 'what: old -> new' of each setting with which episodes would not be those of the stored rollout."""
         before = self._read_asked()
         new = {"tasks": split, "samples": samples}
@@ -105,24 +104,16 @@ class RolloutFolder:
         found += [each for each in changed if each.startswith(matter)]
         if ENGINES.get(config.engine.name).read_turn is None:  # services have models of their own
             found += changed_length(before["config"], config)
-        if before["weights"] != _weights(model) and not any(each.startswith("model:") for each in found):
-            found.append(f"{model}: the weights -> other weights")
         return found
 
     def keep_played(
-        self,
-        config: RunConfig,
-        model: Path,
-        split: Split,
-        samples: int,
-        tasks: Sequence[Mapping[str, Any]],
-        count: int,
+        self, config: RunConfig, split: Split, samples: int, tasks: Sequence[Mapping[str, Any]], count: int
     ) -> list[Trajectory]:
         """Return the episodes that need not be played again, and remove the failed ones from the file.
 
         The first `count` of the tasks are to be played. Raises `UserError` if the stored rollout is another one.
         """
-        if changes := self.changes(config, model, split, samples):
+        if changes := self.changes(config, split, samples):
             raise UserError(
                 f"The rollout in {self.root} was started with other settings: {'; '.join(changes)}. Set them back to "
                 "resume it, or set output to another folder."
@@ -154,7 +145,7 @@ class RolloutFolder:
     def _read_asked(self) -> dict[str, Any]:
         try:
             asked = json.loads(self._asked.read_text(encoding="utf-8"))
-            return {name: asked[name] for name in ("tasks", "samples", "weights", "config")}
+            return {name: asked[name] for name in ("tasks", "samples", "config")}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self._asked} cannot be read ({error}), so the rollout cannot be resumed. Set output to another "
@@ -165,9 +156,3 @@ class RolloutFolder:
         """Write the summary. Raises `UserError` if it cannot be written."""
         with output_errors(self.root):
             write_text(self._summary, json.dumps(summary, indent=1) + "\n")
-
-
-def _weights(model: Path) -> dict[str, list[int]]:
-    """Return name -> size and time of the last change of each file with weights; empty for the model of a service."""
-    found = {path.name: path.stat() for suffix in ("safetensors", "bin") for path in sorted(model.glob(f"*.{suffix}"))}
-    return {name: [status.st_size, status.st_mtime_ns] for name, status in found.items()}

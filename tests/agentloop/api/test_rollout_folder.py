@@ -1,9 +1,7 @@
 """A rollout that was stopped goes on in its folder, with the episodes that an uninterrupted one plays."""
 
 import json
-import os
 import shlex
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,28 +115,6 @@ def test_settings_of_the_machine_and_of_training_may_change(stopped):
     changed = {"engine": {"max_concurrency": 3}, "learner": {"lr": 0.5}, "algorithm": {"group_size": 2}}
     resumed = agentloop.rollout(stopped, samples=2, output="played", resume=True, progress=False, **changed)
     assert resumed.summary["episodes"] == 6
-
-
-def test_other_weights_in_the_same_folder_are_refused(stopped):
-    model = stopped / "other"
-    shutil.copytree(stopped / "model", model)
-    agentloop.rollout(stopped, limit=1, model=str(model), output="other", progress=False)
-    os.utime(model / "model.safetensors")  # as if the run had been trained further
-    with pytest.raises(UserError, match=rf"other settings: {model}: the weights -> other weights\. Set them back"):
-        agentloop.rollout(stopped, limit=1, model=str(model), output="other", resume=True, progress=False)
-
-
-def test_the_summary_is_gone_until_the_resumed_rollout_has_ended(sums, monkeypatch):
-    monkeypatch.chdir(sums.parent)
-    agentloop.rollout(sums, limit=2, output="played", progress=False)
-
-    def interrupted(play, workers, requests, ended):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(evaluation, "run_blocking", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        agentloop.rollout(sums, output="played", resume=True, progress=False)
-    assert not Path("played/summary.json").exists()
 
 
 def test_a_changed_dataset_is_refused(stopped):
