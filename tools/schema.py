@@ -19,6 +19,7 @@ from typing import Annotated, Any, Union
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
+from pydantic_core import SchemaError as CoreSchemaError
 
 from agentloop.errors import UserError, nearest
 from agentloop.tools import docstrings
@@ -31,6 +32,8 @@ _DATA_KEYS = ("default", "examples", "const", "enum")
 _REFERENCES = frozenset({"$ref", "$dynamicRef"})
 _SAME_VALUE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
 """Keys of a JSON Schema whose schemas apply to the same value as the schema itself."""
+_UNFIT = (PydanticUserError, CoreSchemaError, TypeError)
+"""What pydantic raises for a type without a schema, a pattern that it cannot compile, and settings that contradict."""
 _MAX_SHOWN = 80
 _MAX_PROBLEMS = 5
 _MAX_MESSAGE = 200
@@ -55,14 +58,9 @@ class Arguments:
         fields = {_PREFIX + p.name: _field(p, hints[p.name], descriptions.get(p.name)) for p in parameters}
         try:
             model, schema = _model(fields)
-        except PydanticUserError as error:
+        except _UNFIT as error:
             unfit = " and ".join(f"the parameter {p.name!r}" for p in parameters if not _fits(_PREFIX + p.name, fields))
-            # The sentences after the first explain settings of pydantic's models, which the author cannot reach.
-            reason = error.message.partition(". ")[0].removesuffix(".")
-            raise UserError(
-                f"No JSON Schema describes {unfit} of {self._what}: {reason}. Use types that JSON can express, such as "
-                "str, list[int] or a pydantic model."
-            ) from error
+            raise UserError(f"No JSON Schema describes {unfit} of {self._what}: {_reason_and_fix(error)}") from error
         self._names = [parameter.name for parameter in parameters]
         self._validate = model.__pydantic_validator__.validate_python
         self.schema: dict[str, Any] = {"properties": {}, **_clean(schema, schema.pop("$defs", {}))}
@@ -241,8 +239,17 @@ def _compiles(pattern: str) -> bool:
     return True
 
 
+def _reason_and_fix(error: Exception) -> str:
+    if isinstance(error, PydanticUserError):
+        # The sentences after the first explain settings of pydantic's models, which the author cannot reach.
+        reason = error.message.partition(". ")[0].removesuffix(".")
+        return f"{reason}. Use types that JSON can express, such as str, list[int] or a pydantic model."
+    reason = str(error).rpartition("\n")[2].removeprefix("error: ").removesuffix(".")
+    return f"{reason}. Correct its type hint."
+
+
 def _model(fields: Mapping[str, Any]) -> tuple[type[BaseModel], dict[str, Any]]:
-    """Return the model of these fields and its JSON Schema. Raises `PydanticUserError` if there is none."""
+    """Return the model of these fields and its JSON Schema. Raises one of `_UNFIT` if there is none."""
     with warnings.catch_warnings():
         # pydantic omits a default that does not serialise. The argument stays optional.
         warnings.simplefilter("ignore")
@@ -254,7 +261,7 @@ def _fits(name: str, fields: Mapping[str, Any]) -> bool:
     """Return whether a schema describes the field of this name alone: the errors of pydantic do not name fields."""
     try:
         _model({name: fields[name]})
-    except PydanticUserError:
+    except _UNFIT:
         return False
     return True
 

@@ -183,13 +183,21 @@ def test_skipped_parameters_need_no_hint():
             "No JSON Schema describes the parameter 'city' of function: .*<object object at .*>. Use types",
         ),
         ("days: int, city: object()", "No JSON Schema describes the parameter 'city' of function"),
+        (
+            "city: Annotated[str, Field(pattern='^(?!x)')]",
+            r"describes the parameter 'city' of function: look-around, .*, is not supported\. Correct its type hint\.$",
+        ),
+        (
+            "city: Annotated[str, Field(default_factory=str)] = ''",
+            "'city' of function: cannot specify both default and default_factory",
+        ),
         ("city: str, ctx: ToolContext", "'ctx' of function is a ToolContext, .*: name it ctx, and make it the first"),
         ("city: str, ctx: 'ToolContext | None'", "'ctx' of function is a ToolContext"),
         ("context: ToolContext, city: str", "'context' of function is a ToolContext"),
     ],
 )
 def test_unsupported_signatures_raise(signature, message):
-    namespace: dict[str, Any] = {"ToolContext": ToolContext}
+    namespace: dict[str, Any] = {"ToolContext": ToolContext, "Annotated": Annotated, "Field": Field}
     exec(f"def function({signature}): ...", namespace)
     with pytest.raises(UserError, match=message):
         Arguments(namespace["function"])
