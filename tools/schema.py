@@ -13,7 +13,7 @@ import re
 import typing
 import warnings
 from collections.abc import Callable, Mapping
-from types import NoneType, SimpleNamespace, UnionType
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Union
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
@@ -267,14 +267,13 @@ def _fits(name: str, fields: Mapping[str, Any]) -> bool:
 
 
 def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> tuple[Any, FieldInfo]:
-    base, *metadata = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    metadata = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
     for item in metadata:
         if isinstance(item, str):
             description = item
         elif isinstance(item, FieldInfo) and item.description:
             description = item.description
-    if base is bool or (typing.get_origin(base) in (Union, UnionType) and bool in typing.get_args(base)):
-        hint = Annotated[hint, BeforeValidator(_no_guessed_bool)]
+    hint = _without_guessed_bools(hint)
     default = parameter.default
     if isinstance(default, FieldInfo):  # `city: str = Field(...)`, as in pydantic's models
         description = default.description or description
@@ -283,10 +282,22 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> 
     return hint, Field(alias=parameter.name, description=description, **given)
 
 
+def _without_guessed_bools(hint: Any) -> Any:
+    """Return a type whose `bool`, alone or in a union, is checked by `_no_guessed_bool`."""
+    if hint is bool:
+        return Annotated[bool, BeforeValidator(_no_guessed_bool)]
+    parts, origin = typing.get_args(hint), typing.get_origin(hint)
+    if origin is Annotated:
+        return Annotated[(_without_guessed_bools(parts[0]), *parts[1:])]
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_without_guessed_bools, parts))]  # noqa: UP007
+    return hint
+
+
 def _no_guessed_bool(value: Any) -> Any:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    if isinstance(value, bool | NoneType):
+    if isinstance(value, bool):
         return value
     raise ValueError("Input should be true or false")
 

@@ -260,6 +260,27 @@ def test_optional_bool_accepts_null_and_is_not_coerced():
         Arguments(function).validate({"flag": "on"})
 
 
+@pytest.mark.parametrize(
+    ("hint", "given", "expected"),
+    [
+        (str | int | bool | None, "hello", "hello"),
+        (str | int | bool | None, 3, 3),
+        (int | bool, 3, 3),
+        (int | bool, "true", True),
+        (bool | Literal["auto"], "auto", "auto"),
+        (Annotated[bool | float, Field(description="d")], 2.5, 2.5),
+        (Annotated[bool, Field(description="d")] | None, "False", False),
+    ],
+)
+def test_other_types_beside_bool_are_accepted(hint, given, expected):
+    def function(value): ...
+
+    function.__annotations__["value"] = hint
+    value = Arguments(function).validate({"value": given})["value"]
+    assert value == expected
+    assert type(value) is type(expected)
+
+
 def test_docstrings_become_descriptions():
     text = """First line.
 
