@@ -93,6 +93,17 @@ def test_redirects_are_followed_up_to_a_limit(serving):
             fetch(port, max_redirects=2)
 
 
+def test_a_redirect_may_be_written_in_utf_8(serving):
+    def answer(path, connection):
+        if path == "/":
+            respond(connection, b"", "Location: /für", status="302 Found")
+        else:
+            respond(connection, path.encode(), "Content-Type: text/plain")
+
+    with serving(answer) as port:
+        assert fetch(port).text == "/f%C3%BCr"
+
+
 @pytest.mark.parametrize(
     "target",
     [
@@ -165,6 +176,13 @@ def test_gzip_is_decoded(serving):
     headers = ("Content-Type: text/plain", "Content-Encoding: gzip")
     with serving(lambda path, c: respond(c, gzip.compress(b"small" * 50_000), *headers)) as port:
         assert fetch(port).text == "small" * 50_000
+
+
+@pytest.mark.parametrize("ending", [gzip.compress(b"second"), b"\0" * 100])
+def test_all_members_of_a_gzip_file_are_read(ending, serving):
+    headers = ("Content-Type: text/plain", "Content-Encoding: GZIP")
+    with serving(lambda path, c: respond(c, gzip.compress(b"first ") + ending, *headers)) as port:
+        assert fetch(port).text == ("first second" if ending[0] else "first")
 
 
 @pytest.mark.parametrize(
