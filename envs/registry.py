@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.envs.base import BaseEnv, Env
 from agentloop.envs.datasets.verl_columns import tool_selection
 from agentloop.errors import UserError, WrongTypeError, named, shown
-from agentloop.registry.options import check_call, check_types
+from agentloop.registry.options import as_annotated, check_call
 from agentloop.registry.registry import Registry
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def load_factory(spec: str, options: Mapping[str, Any] | None = None) -> Factory
             key="env.options",
             **_accepted(factory, toolset=None, reward=None),
         )
-        check_types(factory, options, of=f"environment {spec!r}")
+        as_annotated(factory, options, of=f"environment {spec!r}")
     return factory
 
 

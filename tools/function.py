@@ -30,7 +30,7 @@ class FunctionTool(Tool):
         )
         functools.update_wrapper(self, function)
 
-    async def call(self, ctx: ToolContext, **arguments: Any) -> Any:
+    async def call(self, ctx: ToolContext, /, **arguments: Any) -> Any:  # type: ignore[override]
         return await (self._run(ctx, **arguments) if self.takes_context else self._run(**arguments))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

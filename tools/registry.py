@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from agentloop.errors import UserError, blaming, nearest
-from agentloop.registry.options import check_call, check_types
+from agentloop.registry.options import as_annotated, check_call
 from agentloop.registry.registry import Registry
 from agentloop.tools.base import Tool
 from agentloop.tools.function import tool
@@ -77,9 +77,9 @@ def load_all(
 def _make(spec: str, found: Any, options: dict[str, Any]) -> Tool | ToolSource:
     if isinstance(found, type) and (issubclass(found, Tool) or issubclass(found, ToolSource)):
         check_call(found, options, of=f"tool {spec!r}", call=f"{found.__name__}(**options)")
-        check_types(found, options, of=f"tool {spec!r}")
+        annotated = as_annotated(found, options, of=f"tool {spec!r}")
         with blaming(f"The tool {spec!r} cannot be created"):
-            return found(**options)
+            return found(**annotated)
     made = as_tool(spec, found)
     if options:
         raise UserError(

@@ -13,12 +13,13 @@ import re
 import typing
 import warnings
 from collections.abc import Callable, Mapping
-from types import NoneType, SimpleNamespace, UnionType
+from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Union
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
+from pydantic_core import SchemaError as CoreSchemaError
 
 from agentloop.errors import UserError, nearest
 from agentloop.tools import docstrings
@@ -31,6 +32,8 @@ _DATA_KEYS = ("default", "examples", "const", "enum")
 _REFERENCES = frozenset({"$ref", "$dynamicRef"})
 _SAME_VALUE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
 """Keys of a JSON Schema whose schemas apply to the same value as the schema itself."""
+_UNFIT = (PydanticUserError, CoreSchemaError, TypeError)
+"""What pydantic raises for a type without a schema, a pattern that it cannot compile, and settings that contradict."""
 _MAX_SHOWN = 80
 _MAX_PROBLEMS = 5
 _MAX_MESSAGE = 200
@@ -55,14 +58,9 @@ class Arguments:
         fields = {_PREFIX + p.name: _field(p, hints[p.name], descriptions.get(p.name)) for p in parameters}
         try:
             model, schema = _model(fields)
-        except PydanticUserError as error:
+        except _UNFIT as error:
             unfit = " and ".join(f"the parameter {p.name!r}" for p in parameters if not _fits(_PREFIX + p.name, fields))
-            # The sentences after the first explain settings of pydantic's models, which the author cannot reach.
-            reason = error.message.partition(". ")[0].removesuffix(".")
-            raise UserError(
-                f"No JSON Schema describes {unfit} of {self._what}: {reason}. Use types that JSON can express, such as "
-                "str, list[int] or a pydantic model."
-            ) from error
+            raise UserError(f"No JSON Schema describes {unfit} of {self._what}: {_reason_and_fix(error)}") from error
         self._names = [parameter.name for parameter in parameters]
         self._validate = model.__pydantic_validator__.validate_python
         self.schema: dict[str, Any] = {"properties": {}, **_clean(schema, schema.pop("$defs", {}))}
@@ -241,8 +239,17 @@ def _compiles(pattern: str) -> bool:
     return True
 
 
+def _reason_and_fix(error: Exception) -> str:
+    if isinstance(error, PydanticUserError):
+        # The sentences after the first explain settings of pydantic's models, which the author cannot reach.
+        reason = error.message.partition(". ")[0].removesuffix(".")
+        return f"{reason}. Use types that JSON can express, such as str, list[int] or a pydantic model."
+    reason = str(error).rpartition("\n")[2].removeprefix("error: ").removesuffix(".")
+    return f"{reason}. Correct its type hint."
+
+
 def _model(fields: Mapping[str, Any]) -> tuple[type[BaseModel], dict[str, Any]]:
-    """Return the model of these fields and its JSON Schema. Raises `PydanticUserError` if there is none."""
+    """Return the model of these fields and its JSON Schema. Raises one of `_UNFIT` if there is none."""
     with warnings.catch_warnings():
         # pydantic omits a default that does not serialise. The argument stays optional.
         warnings.simplefilter("ignore")
@@ -254,20 +261,19 @@ def _fits(name: str, fields: Mapping[str, Any]) -> bool:
     """Return whether a schema describes the field of this name alone: the errors of pydantic do not name fields."""
     try:
         _model({name: fields[name]})
-    except PydanticUserError:
+    except _UNFIT:
         return False
     return True
 
 
 def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> tuple[Any, FieldInfo]:
-    base, *metadata = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    metadata = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
     for item in metadata:
         if isinstance(item, str):
             description = item
         elif isinstance(item, FieldInfo) and item.description:
             description = item.description
-    if base is bool or (typing.get_origin(base) in (Union, UnionType) and bool in typing.get_args(base)):
-        hint = Annotated[hint, BeforeValidator(_no_guessed_bool)]
+    hint = _without_guessed_bools(hint)
     default = parameter.default
     if isinstance(default, FieldInfo):  # `city: str = Field(...)`, as in pydantic's models
         description = default.description or description
@@ -276,10 +282,22 @@ def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> 
     return hint, Field(alias=parameter.name, description=description, **given)
 
 
+def _without_guessed_bools(hint: Any) -> Any:
+    """Return a type whose `bool`, alone or in a union, is checked by `_no_guessed_bool`."""
+    if hint is bool:
+        return Annotated[bool, BeforeValidator(_no_guessed_bool)]
+    parts, origin = typing.get_args(hint), typing.get_origin(hint)
+    if origin is Annotated:
+        return Annotated[(_without_guessed_bools(parts[0]), *parts[1:])]
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_without_guessed_bools, parts))]  # noqa: UP007
+    return hint
+
+
 def _no_guessed_bool(value: Any) -> Any:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    if isinstance(value, bool | NoneType):
+    if isinstance(value, bool):
         return value
     raise ValueError("Input should be true or false")
 

@@ -17,10 +17,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        from agentloop.registry.options import check_types
+        from agentloop.registry.options import as_annotated
 
         given = signature.bind(*args, **kwargs).arguments
-        check_types(function, given, of=f"function {function.__qualname__}", may_be_objects=False)
+        as_annotated(function, given, of=f"function {function.__qualname__}", may_be_objects=False)
         return function(*args, **kwargs)
 
     return call

@@ -34,6 +34,7 @@ from agentloop.errors import UserError
 from agentloop.players.checks import check_players
 from agentloop.players.opponents import close_opponents
 from agentloop.registry.named_objects import load_object
+from agentloop.registry.options import as_annotated
 from agentloop.rendering import renderer_for
 from agentloop.rendering.transcript import Transcript
 from agentloop.tools import registry
@@ -75,6 +76,7 @@ class RunTasks:
         """Load the tasks, tools, environment and reward of a config. Raises `UserError` for unusable parts."""
         data = config.data
         factory = load_factory(config.env.factory, config.env.options)
+        options = as_annotated(factory, config.env.options, of=f"environment {config.env.factory!r}")
         if isinstance(factory, type) and issubclass(factory, AgentProgram):
             from agentloop.gateway.server import load_server
 
@@ -90,7 +92,7 @@ class RunTasks:
             toolset=toolset,
             blocks=[load(source, options=options, limit=limit) for source, options, limit in data.train_blocks],
             eval=load(data.eval, options=data.eval_options, limit=data.eval_limit) if data.eval else [],
-            make_env=partial(make_env, factory, toolset=toolset, reward=reward, options=config.env.options),
+            make_env=partial(make_env, factory, toolset=toolset, reward=reward, options=options),
         )
         rows = [*tasks.train, *tasks.eval]
         if isinstance(factory, type) and issubclass(factory, BaseEnv):

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
 
@@ -161,15 +161,17 @@ def check_call(
         ) from error
 
 
-def check_types(
+def as_annotated(
     function: Callable[..., Any], options: Mapping[str, Any], *, of: str, may_be_objects: bool = True
-) -> None:
-    """Raise `UserError` for the first option whose type differs from the annotation of its parameter.
+) -> dict[str, Any]:
+    """Return the options with the types of the annotations of their parameters.
 
-    Values count as those of a config file: an int is a float, and a list is a tuple. Parameters without an annotation
-    are not checked, nor are those whose annotation only a type checker can resolve, nor, with `may_be_objects`, values
-    that no config file can contain.
+    Values count as those of a config file: an int is a float, a list is a tuple, and a text may be a path or the value
+    of an enum. Parameters without an annotation are not checked, nor are those whose annotation only a type checker can
+    resolve, nor, with `may_be_objects`, values that no config file can contain. Raises `UserError` for the first option
+    of another type.
     """
+    converted = dict(options)
     inner = inspect.unwrap(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     for name, parameter in inspect.signature(function).parameters.items():
         if name not in options or options[name] is parameter.default or parameter.annotation is parameter.empty:
@@ -180,7 +182,7 @@ def check_types(
         except (NameError, AttributeError, SyntaxError, TypeError, ValueError, PydanticUserError):
             continue  # the annotation has no meaning here
         try:
-            _validate(expected, options[name], may_be_object=may_be_objects)
+            value = _validated(expected, options[name], may_be_object=may_be_objects)
         except ValidationError as error:
             written = parameter.annotation
             wanted = written if isinstance(written, str) else inspect.formatannotation(written)
@@ -188,17 +190,24 @@ def check_types(
                 f"The option {name!r} of the {of} must be of type {wanted}, got {type(options[name]).__name__}"
                 f"{_reason(expected, options[name], error)}. Set it to such a value."
             ) from error
+        if not isinstance(value, Iterator):  # pydantic's iterators can be read only once
+            converted[name] = value
+    return converted
 
 
-def _validate(expected: TypeAdapter[Any], value: Any, *, may_be_object: bool) -> None:
-    """Raise `ValidationError` for a value of another type."""
+def _validated(expected: TypeAdapter[Any], value: Any, *, may_be_object: bool) -> Any:
+    """Return a value of the expected type; an object that no config file can contain is returned itself.
+
+    Raises `ValidationError` for a value of another type.
+    """
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):  # it comes from Python code, such as a path or a number of numpy
         if not may_be_object:
             expected.validate_python(value, strict=isinstance(value, bytes))  # bytes would count as text
-    else:
-        expected.validate_json(text, strict=True)
+        return value
+    expected.validate_json(text, strict=True)
+    return expected.validate_python(value)  # the result of the above has texts as the keys of all mappings
 
 
 def _is_json(text: str) -> bool:

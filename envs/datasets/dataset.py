@@ -14,7 +14,7 @@ from agentloop.envs.datasets.files import SUFFIXES, file_rows, folder_rows
 from agentloop.envs.datasets.rows import read_row
 from agentloop.errors import UserError, blaming, see_readme
 from agentloop.registry.named_objects import load_object
-from agentloop.registry.options import check_types
+from agentloop.registry.options import as_annotated
 
 _END = object()
 """Marks the end of the rows of a function."""
@@ -112,7 +112,7 @@ def _python_rows(source: str, options: Mapping[str, Any]) -> Iterator[tuple[str,
         raise UserError(
             f"The dataset function {source!r} does not accept the options {dict(options)}: {error}."
         ) from error
-    check_types(function, options, of=f"dataset function {source!r}")
+    options = as_annotated(function, options, of=f"dataset function {source!r}")
     failed = f"The dataset function {source!r} failed"
     with blaming(failed):
         rows = function(**options)

@@ -10,7 +10,7 @@ from agentloop.envs.rewards.base import Reward
 from agentloop.envs.rewards.function import RewardFunction
 from agentloop.envs.rewards.weighted import LoadedTerm, RewardTerm, WeightedSum
 from agentloop.errors import UserError, blaming
-from agentloop.registry.options import check_call, check_types
+from agentloop.registry.options import as_annotated, check_call
 from agentloop.registry.registry import Registry
 
 _HERE = "agentloop.envs.rewards"
@@ -84,14 +84,15 @@ def load_written(spec: str) -> Callable[..., Any]:
 def _load_one(spec: str, options: Mapping[str, Any]) -> RewardFunction:
     found = load_written(spec)
     if isinstance(found, type):
-        _check(found, (), spec, options)
+        options = _checked(found, (), spec, options)
         with blaming(f"The reward {spec!r} cannot be created"):
             return RewardFunction(found(**options), name=spec)
-    _check(found, (None, None), spec, options)
-    return RewardFunction(found, name=spec, options=options)
+    return RewardFunction(found, name=spec, options=_checked(found, (None, None), spec, options))
 
 
-def _check(found: Callable[..., Any], given: tuple[None, ...], spec: str, options: Mapping[str, Any]) -> None:
+def _checked(
+    found: Callable[..., Any], given: tuple[None, ...], spec: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
     call = "reward(trajectory, task, **options)" if given else "Reward(**options)"
     if given and "completions" in inspect.signature(found).parameters:
         raise UserError(
@@ -105,4 +106,4 @@ def _check(found: Callable[..., Any], given: tuple[None, ...], spec: str, option
             raise
         advice = f"It is written for verl: set env.reward to verl, and its option function to {spec!r}."
         raise UserError(f"{error} {advice}") from error
-    check_types(found, options, of=f"reward {spec!r}")
+    return as_annotated(found, options, of=f"reward {spec!r}")

@@ -9,7 +9,7 @@ import httpx
 
 from agentloop.errors import SandboxError, UserError
 from agentloop.sandboxes.client import wire
-from agentloop.sandboxes.client.http import Connections, GoneError, Reply, UnavailableError
+from agentloop.sandboxes.client.http import AnswerLostError, Connections, GoneError, Reply, UnavailableError
 from agentloop.sandboxes.interface.sandbox import Execution, ExecutionResult, SandboxBusyError, Session
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ class Daemon:
         """Send a request and return the body of the answer.
 
         Raises the errors of `Connections.request`; `UnavailableError` for 502 and 503, `SandboxBusyError` for 409, 429
-        and 504, `GoneError` for 404, `UserError` for a refused request or token, `SandboxError` for everything else.
+        and 504, `AnswerLostError` for the 504 of a proxy, `GoneError` for 404, `UserError` for a refused request or
+        token, `SandboxError` for everything else.
         """
         reply = await self.connections.request(method, path, body, seconds=seconds)
         if 200 <= reply.status < 300:
@@ -172,6 +173,11 @@ class Daemon:
                 return GoneError(f"{self.name}{path} does not exist: {reason}")
             case 502 | 503:
                 return UnavailableError(f"The sandbox daemon {self.name} accepts no requests now ({status}): {reason}")
+            case 504 if not self.is_fusion and not wire.has_detail(reply.body):
+                return AnswerLostError(
+                    f"A proxy in front of the sandbox daemon gave up waiting for its answer ({status}): give it a read "
+                    f"timeout above the time limits of the code (nginx: proxy_read_timeout)."
+                )
             case 409 | 429 | 504:
                 return SandboxBusyError(f"The sandbox daemon {self.name} has no room ({status}): {reason}")
         return SandboxError(f"The sandbox daemon {self.name} answers {status} to {path}: {reason}")

@@ -40,7 +40,7 @@ class NotSentError(UnavailableError):
 
 
 class AnswerLostError(SandboxError):
-    """The connection broke before the answer came: the request may have had its effect."""
+    """The connection broke, or a proxy gave up, before the answer came: the request may have had its effect."""
 
 
 class OverdueError(SandboxError):

@@ -226,6 +226,14 @@ def detail(body: bytes) -> str:
     return str(found)
 
 
+def has_detail(body: bytes) -> bool:
+    """Return whether an error body comes from a daemon, and not from a proxy in front of it."""
+    try:
+        return "detail" in json.loads(body)
+    except (ValueError, TypeError):
+        return False
+
+
 def _problem(item: Any) -> str:
     if not isinstance(item, Mapping):
         return str(item)

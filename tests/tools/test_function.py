@@ -1,6 +1,6 @@
 import threading
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 
@@ -109,6 +109,13 @@ async def test_context_is_the_first_parameter():
     assert named_otherwise.name == "ask"
     assert list(Toolset([named_otherwise]).schemas[0]["function"]["parameters"]["properties"]) == ["word"]
     assert (await run(named_otherwise, {"word": "x"})).content == "? x t True"
+
+
+@pytest.mark.parametrize("name", ["self", "ctx"])
+async def test_parameters_may_have_the_names_of_our_own(name):
+    namespace: dict[str, Any] = {}
+    exec(f"def echo(word: str, {name}: str) -> str: return word + {name}", namespace)
+    assert (await run(tool(namespace["echo"]), {"word": "a", name: "b"})).content == "ab"
 
 
 async def test_exception_in_a_thread_becomes_the_result():

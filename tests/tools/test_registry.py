@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,19 @@ from tests.support.installed import install
 PLUGIN = Path(__file__).parents[1] / "packages" / "agentloop-example-tool"
 
 OWN_TOOLS = '''
+import enum
+from pathlib import Path
+
 from agentloop import Tool, tool
+
+class Loud(enum.Enum):
+    NO = "no"
+    YES = "yes"
 
 class Shout(Tool):
     """Shout a word."""
-    def __init__(self, times: int = 1):
-        self.times = times
+    def __init__(self, times: int = 1, folder: Path = Path("."), loud: Loud = Loud.NO):
+        self.times, self.folder, self.loud = times, folder, loud
     async def call(self, ctx, word: str) -> str:
         return word.upper() * self.times
 
@@ -52,6 +60,12 @@ def test_unknown_name_suggests_the_nearest():
         UserError, match=r"no tool 'code_interpeter'.*Did you mean 'code_interpreter'\?.*one of: bash, code"
     ):
         registry.load("code_interpeter")
+
+
+def test_options_get_the_types_of_their_annotations(own_tools):
+    shout: Any = registry.load(f"{own_tools}:Shout", folder="a/b", loud="yes")
+    assert shout.folder == Path("a/b")
+    assert shout.loud.name == "YES"
 
 
 def test_class_function_and_tool_load_from_a_file(own_tools):

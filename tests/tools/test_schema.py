@@ -183,13 +183,21 @@ def test_skipped_parameters_need_no_hint():
             "No JSON Schema describes the parameter 'city' of function: .*<object object at .*>. Use types",
         ),
         ("days: int, city: object()", "No JSON Schema describes the parameter 'city' of function"),
+        (
+            "city: Annotated[str, Field(pattern='^(?!x)')]",
+            r"describes the parameter 'city' of function: look-around, .*, is not supported\. Correct its type hint\.$",
+        ),
+        (
+            "city: Annotated[str, Field(default_factory=str)] = ''",
+            "'city' of function: cannot specify both default and default_factory",
+        ),
         ("city: str, ctx: ToolContext", "'ctx' of function is a ToolContext, .*: name it ctx, and make it the first"),
         ("city: str, ctx: 'ToolContext | None'", "'ctx' of function is a ToolContext"),
         ("context: ToolContext, city: str", "'context' of function is a ToolContext"),
     ],
 )
 def test_unsupported_signatures_raise(signature, message):
-    namespace: dict[str, Any] = {"ToolContext": ToolContext}
+    namespace: dict[str, Any] = {"ToolContext": ToolContext, "Annotated": Annotated, "Field": Field}
     exec(f"def function({signature}): ...", namespace)
     with pytest.raises(UserError, match=message):
         Arguments(namespace["function"])
@@ -250,6 +258,27 @@ def test_optional_bool_accepts_null_and_is_not_coerced():
     assert Arguments(function).validate({"flag": None}) == {"flag": None}
     with pytest.raises(ArgumentError, match="true or false"):
         Arguments(function).validate({"flag": "on"})
+
+
+@pytest.mark.parametrize(
+    ("hint", "given", "expected"),
+    [
+        (str | int | bool | None, "hello", "hello"),
+        (str | int | bool | None, 3, 3),
+        (int | bool, 3, 3),
+        (int | bool, "true", True),
+        (bool | Literal["auto"], "auto", "auto"),
+        (Annotated[bool | float, Field(description="d")], 2.5, 2.5),
+        (Annotated[bool, Field(description="d")] | None, "False", False),
+    ],
+)
+def test_other_types_beside_bool_are_accepted(hint, given, expected):
+    def function(value): ...
+
+    function.__annotations__["value"] = hint
+    value = Arguments(function).validate({"value": given})["value"]
+    assert value == expected
+    assert type(value) is type(expected)
 
 
 def test_docstrings_become_descriptions():

@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import httpcore
@@ -85,7 +86,10 @@ class PublicOnly(httpcore.AsyncNetworkBackend):
                 raise AddressError(f"the host {host!r} is not on the public internet")
         if not addresses:
             raise AddressError(f"the host {host!r} has no address")
-        return await self._backend.connect_tcp(addresses[0], port, *args, **options)
+        for text in addresses[:-1]:
+            with suppress(httpcore.ConnectError):  # such as IPv6 without a route
+                return await self._backend.connect_tcp(text, port, *args, **options)
+        return await self._backend.connect_tcp(addresses[-1], port, *args, **options)
 
     async def connect_unix_socket(self, path: str, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
         raise AddressError("sockets of this machine are not allowed")

@@ -109,7 +109,7 @@ class Fetcher:
         for _ in range(self._max_redirects + 1):
             url = checked_url(url)
             async with pool.stream("GET", url, headers=self._headers) as response:
-                headers = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+                headers = {name.lower(): _header(value) for name, value in response.headers}
                 if response.status in _REDIRECTS and b"location" in headers:
                     url = urljoin(url, headers[b"location"])
                     continue
@@ -118,7 +118,7 @@ class Fetcher:
                 content_type = headers.get(b"content-type", "text/html")[:_MAX_HEADER_CHARS]
                 if not is_text(content_type):
                     raise FetchError(f"the page is not text but {content_type.partition(';')[0]}")
-                body, truncated = await self._read(response, headers.get(b"content-encoding", "identity"))
+                body, truncated = await self._read(response, headers.get(b"content-encoding", "identity").lower())
                 return url, content_type, body, truncated
         raise FetchError(f"there are more than {self._max_redirects} redirects")
 
@@ -130,6 +130,10 @@ class Fetcher:
         body = bytearray()
         async for chunk in response.aiter_stream():
             while chunk:
+                if inflate is not None and inflate.eof:
+                    if not chunk.startswith(b"\x1f"):
+                        return bytes(body), False  # padding
+                    inflate = zlib.decompressobj(wbits=31)  # a further member of the file (RFC 1952, section 2.2)
                 try:
                     piece = chunk if inflate is None else inflate.decompress(chunk, _CHUNK)
                 except zlib.error as error:
@@ -137,8 +141,16 @@ class Fetcher:
                 body += piece
                 if len(body) >= self._max_bytes:
                     return bytes(body[: self._max_bytes]), True
-                chunk = b"" if inflate is None or inflate.eof else inflate.unconsumed_tail
+                chunk = b"" if inflate is None else inflate.unused_data or inflate.unconsumed_tail
         return bytes(body), False
+
+
+def _header(value: bytes) -> str:
+    """Decode a header. Addresses of redirects are often UTF-8, although HTTP has only ASCII and Latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def is_text(content_type: str) -> bool:

@@ -14,7 +14,24 @@ import resource
 import sys
 
 _CHARSET = re.compile(r"charset\s*=\s*(?:[\"']\s*)?([\w.:-]+)", re.IGNORECASE)
+_DECLARATION = re.compile(
+    r"<meta\s[^>]*?\bcharset\s*=\s*[\"']?\s*([\w.:-]+)|<\?xml\s[^>]*?\bencoding\s*=\s*[\"']\s*([\w.:-]+)", re.IGNORECASE
+)
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_AS_IN_BROWSERS = {
+    "ascii": "cp1252",
+    "iso8859-1": "cp1252",
+    "iso8859-9": "cp1254",
+    "iso8859-11": "cp874",
+    "tis-620": "cp874",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "big5": "big5hkscs",
+}
+"""Codecs that contain the declared one. Pages use their additional characters: https://encoding.spec.whatwg.org/"""
+_NOT_OF_PAGES = frozenset({"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"})
 _DECLARATION_BYTES = 2048
 """Bytes within which HTML must declare its charset: https://html.spec.whatwg.org/#determining-the-character-encoding"""
 _DATA_BYTES = 1 << 30
@@ -33,19 +50,32 @@ def page_text(body: bytes, content_type: str, url: str) -> tuple[str, str]:
 
 
 def decoded(body: bytes, content_type: str) -> str:
-    """Decode by the byte order mark, the header, the page's declaration, or as UTF-8. Invalid bytes are replaced."""
+    """Decode by the byte order mark, the header, the declaration of HTML or XML, or as UTF-8.
+
+    Invalid bytes are replaced.
+    """
     for mark, name in _MARKS.items():
         if body.startswith(mark):
             return body.decode(name, errors="replace")
-    declared = _CHARSET.search(content_type) or _CHARSET.search(body[:_DECLARATION_BYTES].decode("latin-1"))
-    name = declared[1] if declared else "utf-8"
+    declared = _CHARSET.search(content_type)
+    if declared:
+        return body.decode(_codec(declared[1]), errors="replace")
+    is_markup = re.search("html|xml", content_type.partition(";")[0], re.IGNORECASE)
+    declared = _DECLARATION.search(body[:_DECLARATION_BYTES].decode("latin-1")) if is_markup else None
+    name = _codec(declared[1] or declared[2]) if declared else "utf-8"
+    # A declaration that could be read as ASCII is not in UTF-16 or UTF-32.
+    return body.decode("utf-8" if name.startswith(("utf-16", "utf-32")) else name, errors="replace")
+
+
+def _codec(name: str) -> str:
+    """Return the codec of a charset as browsers understand it, and UTF-8 for an unknown one."""
     try:
-        codec = codecs.lookup(name)
+        codec = codecs.lookup(name.lower().removeprefix("x-"))
     except LookupError:
-        codec = codecs.lookup("utf-8")
-    if not codec._is_text_encoding:  # rot13, base64 and others are codecs too
-        codec = codecs.lookup("utf-8")
-    return body.decode(codec.name, errors="replace")
+        return "utf-8"
+    if not codec._is_text_encoding or codec.name in _NOT_OF_PAGES:  # rot13, base64 and others are codecs too
+        return "utf-8"
+    return _AS_IN_BROWSERS.get(codec.name, codec.name)
 
 
 def _title(content: str) -> str:

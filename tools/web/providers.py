@@ -36,7 +36,7 @@ class Provider:
 
 
 def _items(items: Any, title: str, url: str, snippet: str) -> list[Hit]:
-    return [Hit(str(item.get(title, "")), str(item[url]), str(item.get(snippet) or "")) for item in items]
+    return [Hit(str(item.get(title) or ""), str(item[url]), str(item.get(snippet) or "")) for item in items]
 
 
 _PROVIDERS = (

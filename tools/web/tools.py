@@ -30,9 +30,11 @@ class WebSearch(Tool):
         """Select a provider: serper, brave, tavily or searxng.
 
         `url` replaces the usual address of its route. `key` defaults to the environment variable
-        AGENTLOOP_WEB_SEARCH_KEY. `timeout` is in seconds. Raises `UserError` for an unknown provider and for a missing
-        key or address.
+        AGENTLOOP_WEB_SEARCH_KEY. `timeout` is in seconds. Raises `UserError` for an unknown provider, for a missing or
+        invalid key or address, and for an invalid limit.
         """
+        if topk < 1:
+            raise UserError(f"topk of web_search must be at least 1, got {topk}.")
         self._provider = provider(provider_name)
         self._url = url or self._provider.url
         self._key = key or os.environ.get("AGENTLOOP_WEB_SEARCH_KEY", "")
@@ -42,6 +44,10 @@ class WebSearch(Tool):
             raise UserError(
                 f"web_search with {provider_name} needs url, the address of its route: https://HOST/search."
             )
+        if not self._url.startswith(("http://", "https://")):
+            raise UserError(f"url of web_search must start with http:// or https://, got {self._url!r}.")
+        if not (self._key.isascii() and self._key.isprintable()):  # it is sent in a header
+            raise UserError("The key of web_search must be printable ASCII: correct AGENTLOOP_WEB_SEARCH_KEY or key.")
         if self._provider.needs_key and not self._key:
             raise UserError(f"web_search with {provider_name} needs a key: set AGENTLOOP_WEB_SEARCH_KEY.")
 
@@ -78,14 +84,16 @@ class WebFetch(Tool):
         allowed_networks: Sequence[str] = (),
         workers: int = 4,
     ) -> None:
-        """Set the limits. Raises `UserError` for invalid networks.
+        """Set the limits. Raises `UserError` for invalid ones and for invalid networks.
 
         `timeout` is the maximum seconds of a page. At most `max_bytes` of a page are read, and the model sees
         `max_chars`. The tool connects to `ports` of public addresses and of `allowed_networks` (CIDR). `workers` is the
         number of pages whose text is extracted at the same time.
         """
-        if workers < 1:
-            raise UserError(f"workers of web_fetch must be at least 1, got {workers}.")
+        if not (timeout > 0 and max_chars > 0 and max_bytes > 0 and workers > 0):
+            raise UserError("timeout, max_chars, max_bytes and workers of web_fetch must be above 0.")
+        if max_redirects < 0 or not ports:
+            raise UserError("web_fetch needs at least one of `ports`, and no `max_redirects` below 0.")
         try:
             network = PublicOnly(ports, allowed=allowed_networks)
         except ValueError as error:

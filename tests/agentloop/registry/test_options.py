@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from agentloop.errors import UserError
-from agentloop.registry.options import Config, check_types
+from agentloop.registry.options import Config, as_annotated
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -34,7 +37,40 @@ def judge(trajectory: Decimal, *, exact: Decimal = 1, loose=None, late: int = No
     ],
 )
 def test_values_of_a_config_that_fit_are_accepted(function: Any, options: dict[str, Any]):
-    check_types(function, options, of="reward")
+    as_annotated(function, options, of="reward")
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Point:
+    x: int
+
+
+@pytest.mark.parametrize(
+    ("annotation", "given", "expected"),
+    [
+        (Color, "red", Color.RED),
+        (Path | None, "a/b", Path("a/b")),
+        (Path | str, "a/b", "a/b"),
+        (Point, {"x": 1}, Point(1)),
+        (tuple[int, ...], [1, 2], (1, 2)),
+        (list[Color], ["red"], [Color.RED]),
+        (float, 2, 2.0),
+        (dict, {1: "a"}, {1: "a"}),
+        (Iterable[int], [1, 2], [1, 2]),
+        (Any, [1], [1]),
+    ],
+)
+def test_values_of_a_config_get_the_annotated_type(annotation: Any, given: Any, expected: Any):
+    def function(value) -> None: ...
+
+    function.__annotations__["value"] = annotation
+    converted = as_annotated(function, {"value": given}, of="reward")["value"]
+    assert converted == expected
+    assert type(converted) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +92,7 @@ def test_values_of_a_config_that_fit_are_accepted(function: Any, options: dict[s
 )
 def test_a_value_of_a_wrong_type_is_named_with_its_option(function: Any, options: dict[str, Any], words: str):
     with pytest.raises(UserError, match=words):
-        check_types(function, options, of="reward")
+        as_annotated(function, options, of="reward")
 
 
 class _Inner(Config):

@@ -154,6 +154,15 @@ async def test_full_daemon_is_retried_until_the_queue_limit(servers):
             await client.run(Execution(code=""), max_queue_seconds=0.3)
 
 
+async def test_a_proxy_that_does_not_wait_is_not_a_full_daemon(servers):
+    async with servers() as (server, client):
+        client.max_lost = 2
+        server.answer = lambda *_: (504, b"<html>504 Gateway Time-out</html>")
+        with pytest.raises(SandboxError, match=r"A proxy in front of the sandbox daemon gave up .*proxy_read_timeout"):
+            await run(client)
+        assert server.runs == 2
+
+
 async def test_cancelled_run_closes_its_connection(servers):
     async with servers() as (server, client):
         await run(client)

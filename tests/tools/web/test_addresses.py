@@ -98,5 +98,14 @@ def test_connection_uses_the_checked_address(serving):
             connect(PublicOnly([port], rebinding, allowed=["127.0.0.1/32"]), "example.test", port)
 
 
+@pytest.mark.slow
+def test_the_next_address_is_used_if_one_refuses(serving):
+    async def answers(host: str, port: int) -> list[str]:
+        return ["127.0.0.2", "127.0.0.1"]
+
+    with serving(lambda path, connection: None) as port:
+        connect(PublicOnly([port], answers, allowed=["127.0.0.0/8"]), "example.test", port)
+
+
 def test_names_are_resolved_by_the_system():
     assert asyncio.run(resolve("localhost", 80))

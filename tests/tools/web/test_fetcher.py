@@ -60,11 +60,22 @@ def test_plain_text_is_returned_unchanged(serving):
         (b"abc", "text/plain; charset=no-such", "abc"),
         (b"abc", "text/plain; charset=rot13", "abc"),
         (b"abc", "text/plain; charset=base64", "abc"),
+        (b"abc", "text/plain; charset=idna", "abc"),
+        (b"abc", "text/plain; charset=undefined", "abc"),
+        ("It’s".encode("cp1252"), "text/plain; charset=iso-8859-1", "It’s"),
+        ("龍镕".encode("gbk"), "text/plain; charset=gb2312", "龍镕"),
+        ("①髙".encode("cp932"), "text/plain; charset=x-sjis", "①髙"),
+        ("똠".encode("cp949"), "text/plain; charset=euc-kr", "똠"),
+        ('<?xml version="1.0" encoding="windows-1251"?><a>мир</a>'.encode("cp1251"), "application/xml", "<a>мир</a>"),
+        ("für charset=utf-16".encode(), "text/plain", "für charset=utf-16"),
+        ('{"für": "<meta charset=iso-8859-1>"}'.encode(), "application/json", '{"für": "<meta charset=iso-8859-1>"}'),
+        ('<script charset="gbk"></script><meta charset="utf-8"><p>für</p>'.encode(), "text/html", "für"),
+        ('<meta charset="utf-16"><p>für</p>'.encode(), "text/html", "für"),
     ],
 )
 def test_charsets_are_decoded(body, content_type, expected, serving):
     with serving(lambda path, c: respond(c, body, f"Content-Type: {content_type}")) as port:
-        assert fetch(port).text == expected
+        assert fetch(port).text.rpartition("?>")[2] == expected
 
 
 def test_redirects_are_followed_up_to_a_limit(serving):
@@ -80,6 +91,17 @@ def test_redirects_are_followed_up_to_a_limit(serving):
         assert (page.url, page.text) == (f"http://127.0.0.1:{port}/3", "there")
         with pytest.raises(FetchError, match="more than 2 redirects"):
             fetch(port, max_redirects=2)
+
+
+def test_a_redirect_may_be_written_in_utf_8(serving):
+    def answer(path, connection):
+        if path == "/":
+            respond(connection, b"", "Location: /für", status="302 Found")
+        else:
+            respond(connection, path.encode(), "Content-Type: text/plain")
+
+    with serving(answer) as port:
+        assert fetch(port).text == "/f%C3%BCr"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +176,13 @@ def test_gzip_is_decoded(serving):
     headers = ("Content-Type: text/plain", "Content-Encoding: gzip")
     with serving(lambda path, c: respond(c, gzip.compress(b"small" * 50_000), *headers)) as port:
         assert fetch(port).text == "small" * 50_000
+
+
+@pytest.mark.parametrize("ending", [gzip.compress(b"second"), b"\0" * 100])
+def test_all_members_of_a_gzip_file_are_read(ending, serving):
+    headers = ("Content-Type: text/plain", "Content-Encoding: GZIP")
+    with serving(lambda path, c: respond(c, gzip.compress(b"first ") + ending, *headers)) as port:
+        assert fetch(port).text == ("first second" if ending[0] else "first")
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,34 @@ def test_failed_search_is_a_tool_failure(body, status, message, serving):
     assert "secret-path" not in result.content
 
 
+@pytest.mark.parametrize(
+    ("tool", "options", "message"),
+    [
+        (WebSearch, {"topk": 0}, "topk"),
+        (WebSearch, {"url": "127.0.0.1:8080/search"}, "url of web_search must start with http"),
+        (WebSearch, {"key": "kéy"}, "printable ASCII"),
+        (WebSearch, {"key": "key\n"}, "printable ASCII"),
+        (WebFetch, {"timeout": 0.0}, "must be above 0"),
+        (WebFetch, {"max_chars": 0}, "must be above 0"),
+        (WebFetch, {"max_bytes": -1}, "must be above 0"),
+        (WebFetch, {"workers": 0}, "must be above 0"),
+        (WebFetch, {"max_redirects": -1}, "max_redirects"),
+        (WebFetch, {"ports": []}, "ports"),
+    ],
+)
+def test_settings_with_which_every_call_would_fail_are_refused(tool, options, message):
+    provider = {"provider_name": "searxng", "url": "http://127.0.0.1/search"} if tool is WebSearch else {}
+    with pytest.raises(UserError, match=message):
+        tool(**{**provider, **options})
+
+
+def test_a_hit_may_have_no_title(serving):
+    answer = {"results": [{"title": None, "url": "http://a.b", "content": None}]}
+    with serving(lambda path, c: respond(c, json.dumps(answer).encode())) as port:
+        result = call(WebSearch("searxng", url=f"http://127.0.0.1:{port}/search"), query="rain")
+    assert result.content == "1. \nhttp://a.b\n"
+
+
 def test_invalid_settings_are_named(monkeypatch):
     monkeypatch.delenv("AGENTLOOP_WEB_SEARCH_KEY", raising=False)
     with pytest.raises(UserError, match="AGENTLOOP_WEB_SEARCH_KEY"):
