@@ -9,6 +9,7 @@ rollout.lock          the process that writes to this folder
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +25,15 @@ from agentloop.trainer.run.export import is_run
 from agentloop.trainer.run.folder import check_writable
 from agentloop.trainer.run.resume import changed_keys, changed_length
 from agentloop.trainer.schedule.failures import is_failed
+from agentloop.types.plain_data import ImageTable, to_plain
 from agentloop.types.requests import Split
 from agentloop.types.trajectory import Trajectory
-from agentloop.types.trajectory_io import read_jsonl, same, write_jsonl
+from agentloop.types.trajectory_io import read_jsonl, write_jsonl
 
 _MATTER = ("model", "env", "rendering", "limits", "sampling", "run.seed")
 """Keys of a config, each with all keys below it, with which episodes of a rollout would differ."""
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
+"""Part of the text of a function or of an object without a text of its own, which differs in each process."""
 
 
 class RolloutFolder:
@@ -134,12 +138,12 @@ class RolloutFolder:
                 f"The rollout in {self.root} has played task {row + 1}, but now only {count} of the tasks are to be "
                 "played. Raise limit, or set output to another folder."
             )
-        task = dict(tasks[row])
-        before = {name: played.get(name) for name in task}  # an environment may have added values
-        if not same(Trajectory(task=task), Trajectory(task=before)):
+        # An environment may have added values.
+        changed = [name for name, value in tasks[row].items() if _as_text(value) != _as_text(played.get(name))]
+        if changed:
             raise UserError(
-                f"The rollout in {self.root} has played another task {row + 1}: the dataset was changed. Restore it, "
-                "or set output to another folder."
+                f"The rollout in {self.root} has played another task {row + 1}: the dataset was changed (columns of "
+                f"the task that differ: {', '.join(changed)}). Restore it, or set output to another folder."
             )
 
     def _read_asked(self) -> dict[str, Any]:
@@ -156,3 +160,10 @@ class RolloutFolder:
         """Write the summary. Raises `UserError` if it cannot be written."""
         with output_errors(self.root):
             write_text(self._summary, json.dumps(summary, indent=1) + "\n")
+
+
+def _as_text(value: Any) -> str:
+    """Return a value of a task as text that is the same after it was written, read, and in another process."""
+    images = ImageTable()
+    text = json.dumps(to_plain(value, images))
+    return _ADDRESS.sub("", text) + json.dumps(images.as_base64())

@@ -121,8 +121,30 @@ def test_a_changed_dataset_is_refused(stopped):
     lines = [{"prompt": "What is 1 plus 1?", "answer": 2}] * 3
     (stopped / "other.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     changed = {"data": {"eval": str(stopped / "other.jsonl"), "eval_options": {}}}
-    with pytest.raises(UserError, match=r"has played another task 1: the dataset was changed\. Restore it"):
+    named = r"has played another task 1: the dataset was changed \(columns of the task that differ: .*\bmessages\b"
+    with pytest.raises(UserError, match=named):
         agentloop.rollout(stopped, samples=2, output="played", resume=True, progress=False, **changed)
+
+
+def test_values_that_a_file_holds_as_text_do_not_make_another_task(sums, monkeypatch):
+    monkeypatch.chdir(sums.parent)
+    with (sums / "sums.py").open("a") as file:
+        file.write(_ODD_ROWS)
+    asked = {"data": {"eval": f"{sums}/sums.py:odd_rows", "eval_options": {}}, "output": "played", "progress": False}
+    first = agentloop.rollout(sums, limit=1, **asked)  # keeps its rows, so that the next ones have other addresses
+    resumed = agentloop.rollout(sums, resume=True, **asked)
+    assert [first.summary["episodes"], resumed.summary["episodes"]] == [1, 2]
+
+
+_ODD_ROWS = """
+
+import datetime
+
+def odd_rows():
+    for answer in (2, 3):
+        odd = {"check": lambda text: text, "day": datetime.date(2026, 1, 1), "nan": float("nan"), "words": {"a", "b"}}
+        yield {"prompt": f"What is 1 plus {answer - 1}?", "answer": answer, **odd}
+"""
 
 
 def test_without_output_the_newest_rollout_with_this_config_is_resumed(sums, monkeypatch):
