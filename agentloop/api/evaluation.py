@@ -139,7 +139,7 @@ def rollout_config(
     from agentloop.config.resolved import Facts, resolve
     from agentloop.engines import ENGINES
     from agentloop.episodes.setup import RolloutSetup, make_engine
-    from agentloop.trainer.run.model_folder import local_model
+    from agentloop.trainer.run.model_folder import local_model, weights_digest
     from agentloop.trainer.workers.local import LocalWorkers
     from agentloop.trainer.workers.requests import make_requests
 
@@ -152,7 +152,8 @@ def rollout_config(
     config, plays = _with_model(config, played_by, step)
     if output is not None or not resume:
         RolloutFolder(output or new_folder(name, "-rollout")).check(resume=resume)
-    model = Path(config.model) if ENGINES.get(config.engine.name).read_turn else local_model(config)
+    is_served = ENGINES.get(config.engine.name).read_turn is not None
+    model = Path(config.model) if is_served else local_model(config)
     episodes = RolloutSetup.load(config, model)
     if tasks == "eval" and not episodes.eval:
         raise UserError("tasks is eval, but this recipe has no held-out tasks. Set data.eval, or omit tasks.")
@@ -167,8 +168,9 @@ def rollout_config(
         root.mkdir(parents=True, exist_ok=True)
         folder = RolloutFolder(root)
         with folder.locked(resume=resume), EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
-            kept = folder.keep_played(config, split, samples, chosen, len(rows)) if resume else []
-            folder.begin(config, split, samples)
+            weights = "" if is_served else weights_digest(model)
+            kept = folder.keep_played(config, split, samples, weights, chosen, len(rows)) if resume else []
+            folder.begin(config, split, samples, weights)
             bar.advance(len(kept))
             writer = TrajectoryWriter(folder.trajectories)
 

@@ -2,7 +2,7 @@
 
 trajectories.jsonl    one line for each episode, in the order in which they ended
 summary.json          the model and the metrics of all episodes, written at the end
-rollout.json          the config, and which tasks are played how often
+rollout.json          the config, a digest of the weights, and which tasks are played how often
 rollout.lock          the process that writes to this folder
 """
 
@@ -89,12 +89,12 @@ class RolloutFolder:
                 "that rollout if it was stopped."
             )
 
-    def begin(self, config: RunConfig, split: Split, samples: int) -> None:
-        """Write what is asked for, so that the rollout can be resumed."""
+    def begin(self, config: RunConfig, split: Split, samples: int, weights: str) -> None:
+        """Write what is asked for, so that the rollout can be resumed. `weights` is the digest of the model's."""
         stored = config.model_dump(mode="json")
         options = stored["engine"]["options"]  # those of a service may have a key
         stored["engine"]["options"] = {name: options[name] for name in ("max_model_len",) if name in options}
-        asked = {"tasks": split, "samples": samples, "config": stored}
+        asked = {"tasks": split, "samples": samples, "config": stored, "weights": weights}
         with output_errors(self.root):
             write_text(self._asked, json.dumps(asked, indent=1) + "\n")
 
@@ -111,7 +111,13 @@ class RolloutFolder:
         return found
 
     def keep_played(
-        self, config: RunConfig, split: Split, samples: int, tasks: Sequence[Mapping[str, Any]], count: int
+        self,
+        config: RunConfig,
+        split: Split,
+        samples: int,
+        weights: str,
+        tasks: Sequence[Mapping[str, Any]],
+        count: int,
     ) -> list[Trajectory]:
         """Return the episodes that need not be played again, and remove the failed ones from the file.
 
@@ -121,6 +127,11 @@ class RolloutFolder:
             raise UserError(
                 f"The rollout in {self.root} was started with other settings: {'; '.join(changes)}. Set them back to "
                 "resume it, or set output to another folder."
+            )
+        if self._read_asked()["weights"] != weights:
+            raise UserError(
+                f"The weights in {config.model} are not those that played the rollout in {self.root}: they were "
+                "replaced. Restore them to resume it, or set output to another folder."
             )
         played = list(read_jsonl(self.trajectories)) if self.trajectories.exists() else []
         kept = [trajectory for trajectory in played if not is_failed(trajectory)]
@@ -149,7 +160,7 @@ class RolloutFolder:
     def _read_asked(self) -> dict[str, Any]:
         try:
             asked = json.loads(self._asked.read_text(encoding="utf-8"))
-            return {name: asked[name] for name in ("tasks", "samples", "config")}
+            return {name: asked[name] for name in ("tasks", "samples", "config", "weights")}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self._asked} cannot be read ({error}), so the rollout cannot be resumed. Set output to another "

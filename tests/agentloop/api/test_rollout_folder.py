@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +125,21 @@ def test_a_changed_dataset_is_refused(stopped):
     named = r"has played another task 1: the dataset was changed \(columns of the task that differ: .*\bmessages\b"
     with pytest.raises(UserError, match=named):
         agentloop.rollout(stopped, samples=2, output="played", resume=True, progress=False, **changed)
+
+
+def test_replaced_weights_are_refused(stopped):
+    original = (stopped / "model").resolve()
+    (stopped / "model").unlink()
+    shutil.copytree(original, stopped / "model")
+    played = Path("played/trajectories.jsonl").read_bytes()
+    weights = bytearray((original / "model.safetensors").read_bytes())
+    weights[len(weights) // 2] ^= 1
+    (stopped / "model" / "model.safetensors").write_bytes(weights)
+    with pytest.raises(UserError, match=r"The weights in .* are not those that played the rollout in played: they"):
+        agentloop.rollout(stopped, samples=2, output="played", resume=True, progress=False)
+    assert Path("played/trajectories.jsonl").read_bytes() == played
+    shutil.copy(original / "model.safetensors", stopped / "model")
+    assert agentloop.rollout(stopped, samples=2, output="played", resume=True, progress=False).summary["episodes"] == 6
 
 
 def test_values_that_a_file_holds_as_text_do_not_make_another_task(sums, monkeypatch):
