@@ -175,7 +175,7 @@ def rollout_config(
             writer = TrajectoryWriter(folder.trajectories)
 
             def ended(trajectory: Trajectory) -> None:
-                # Write each episode when it ends, so that an interrupted rollout keeps finished episodes.
+                # Write each episode when it ends, so that a rollout that is stopped keeps finished episodes.
                 writer.append(trajectory)
                 bar.advance()
 
@@ -183,8 +183,8 @@ def rollout_config(
                 with writer:
                     missing = _missing(requests, kept)
                     played = run_blocking(_play, LocalWorkers(episodes, engine), missing, ended) if missing else []
-            except (KeyboardInterrupt, asyncio.CancelledError):
-                bar.interrupted(len(kept) + writer.num_written, root, continue_with(root))
+            except (KeyboardInterrupt, asyncio.CancelledError, UserError):
+                bar.stopped(len(kept) + writer.num_written, root, continue_with(root))
                 raise
         groups = _joined(requests, kept, played)
         figures = summary(groups, threshold=threshold)
