@@ -8,6 +8,7 @@ rollout.lock          the process that writes to this folder
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,7 +95,7 @@ class RolloutFolder:
         stored = config.model_dump(mode="json")
         options = stored["engine"]["options"]  # those of a service may have a key
         stored["engine"]["options"] = {name: options[name] for name in ("max_model_len",) if name in options}
-        asked = {"tasks": split, "samples": samples, "config": stored, "weights": weights}
+        asked = {"tasks": split, "samples": samples, "config": stored, "weights": weights, "body": _body_digest(config)}
         with output_errors(self.root):
             write_text(self._asked, json.dumps(asked, indent=1) + "\n")
 
@@ -106,6 +107,8 @@ class RolloutFolder:
         changed = changed_keys(before["config"], config.model_dump(mode="json"))
         matter = tuple(f"{key}{end}" for key in _MATTER for end in ".:")
         found += [each for each in changed if each.startswith(matter)]
+        if before["body"] != _body_digest(config):
+            found.append("engine.options.extra_body was changed")
         if ENGINES.get(config.engine.name).read_turn is None:  # services have models of their own
             found += changed_length(before["config"], config)
         return found
@@ -160,7 +163,7 @@ class RolloutFolder:
     def _read_asked(self) -> dict[str, Any]:
         try:
             asked = json.loads(self._asked.read_text(encoding="utf-8"))
-            return {name: asked[name] for name in ("tasks", "samples", "config", "weights")}
+            return {name: asked[name] for name in ("tasks", "samples", "config", "weights", "body")}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self._asked} cannot be read ({error}), so the rollout cannot be resumed. Set output to another "
@@ -171,6 +174,12 @@ class RolloutFolder:
         """Write the summary. Raises `UserError` if it cannot be written."""
         with output_errors(self.root):
             write_text(self._summary, json.dumps(summary, indent=1) + "\n")
+
+
+def _body_digest(config: RunConfig) -> str:
+    """Return a digest of what is added to the requests to a service, such as its effort of reasoning."""
+    body = config.engine.options.get("extra_body")
+    return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _as_text(value: Any) -> str:

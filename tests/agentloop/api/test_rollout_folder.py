@@ -10,6 +10,8 @@ import pytest
 
 import agentloop
 from agentloop.api import evaluation
+from agentloop.api.config import config_of
+from agentloop.api.rollout_folder import RolloutFolder
 from agentloop.cli import main
 from agentloop.errors import UserError
 from agentloop.types.trajectory import Trajectory
@@ -184,6 +186,18 @@ def test_a_damaged_description_is_named(stopped, content):
     (stopped.parent / "played" / "rollout.json").write_text(content)
     with pytest.raises(UserError, match=r"rollout\.json cannot be read .* Set output to another folder"):
         agentloop.rollout(stopped, samples=2, output="played", resume=True, progress=False)
+
+
+def test_what_is_added_to_the_requests_to_a_service_must_stay(sums, tmp_path):
+    folder = RolloutFolder(tmp_path)
+    config, other = (
+        config_of(sums, {"engine": {"name": "openai", "options": {"extra_body": {"reasoning_effort": effort}}}})
+        for effort in ("low", "high")
+    )
+    folder.begin(config, "eval", 1, "")
+    assert folder.changes(config, "eval", 1) == []
+    assert folder.changes(other, "eval", 1) == ["engine.options.extra_body was changed"]
+    assert "reasoning_effort" not in (tmp_path / "rollout.json").read_text()  # a body may have a key
 
 
 def test_a_folder_without_a_rollout_cannot_be_resumed(sums, tmp_path):
