@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -244,7 +245,7 @@ def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[
             "Serve it, and set model= to its served name and engine.options.base_url to its address."
         )
     folder, description = trained_model(run, step)
-    return config.replace(model=str(folder)), description
+    return config.replace(model=os.path.abspath(folder)), description  # so that it resumes from any working directory
 
 
 async def _play(
