@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -139,7 +140,7 @@ def rollout_config(
     from agentloop.config.resolved import Facts, resolve
     from agentloop.engines import ENGINES
     from agentloop.episodes.setup import RolloutSetup, make_engine
-    from agentloop.trainer.run.model_folder import local_model
+    from agentloop.trainer.run.model_folder import local_model, weights_digest
     from agentloop.trainer.workers.local import LocalWorkers
     from agentloop.trainer.workers.requests import make_requests
 
@@ -152,7 +153,8 @@ def rollout_config(
     config, plays = _with_model(config, played_by, step)
     if output is not None or not resume:
         RolloutFolder(output or new_folder(name, "-rollout")).check(resume=resume)
-    model = Path(config.model) if ENGINES.get(config.engine.name).read_turn else local_model(config)
+    is_served = ENGINES.get(config.engine.name).read_turn is not None
+    model = Path(config.model) if is_served else local_model(config)
     episodes = RolloutSetup.load(config, model)
     if tasks == "eval" and not episodes.eval:
         raise UserError("tasks is eval, but this recipe has no held-out tasks. Set data.eval, or omit tasks.")
@@ -167,13 +169,14 @@ def rollout_config(
         root.mkdir(parents=True, exist_ok=True)
         folder = RolloutFolder(root)
         with folder.locked(resume=resume), EpisodeProgress(plays, total=len(rows) * samples, shown=progress) as bar:
-            kept = folder.keep_played(config, split, samples, chosen, len(rows)) if resume else []
-            folder.begin(config, split, samples)
+            weights = "" if is_served else weights_digest(model)
+            kept = folder.keep_played(config, split, samples, weights, chosen, len(rows)) if resume else []
+            folder.begin(config, split, samples, weights)
             bar.advance(len(kept))
             writer = TrajectoryWriter(folder.trajectories)
 
             def ended(trajectory: Trajectory) -> None:
-                # Write each episode when it ends, so that an interrupted rollout keeps finished episodes.
+                # Write each episode when it ends, so that a rollout that is stopped keeps finished episodes.
                 writer.append(trajectory)
                 bar.advance()
 
@@ -181,8 +184,8 @@ def rollout_config(
                 with writer:
                     missing = _missing(requests, kept)
                     played = run_blocking(_play, LocalWorkers(episodes, engine), missing, ended) if missing else []
-            except (KeyboardInterrupt, asyncio.CancelledError):
-                bar.interrupted(len(kept) + writer.num_written, root, continue_with(root))
+            except (KeyboardInterrupt, asyncio.CancelledError, UserError):
+                bar.stopped(len(kept) + writer.num_written, root, continue_with(root))
                 raise
         groups = _joined(requests, kept, played)
         figures = summary(groups, threshold=threshold)
@@ -242,7 +245,7 @@ def _with_model(config: RunConfig, run: Path | None, step: int | None) -> tuple[
             "Serve it, and set model= to its served name and engine.options.base_url to its address."
         )
     folder, description = trained_model(run, step)
-    return config.replace(model=str(folder)), description
+    return config.replace(model=os.path.abspath(folder)), description  # so that it resumes from any working directory
 
 
 async def _play(

@@ -196,12 +196,12 @@ class EpisodeProgress:
         """Count finished episodes."""
         self._bars.advance(self._episodes, count)
 
-    def interrupted(self, num_written: int, folder: Path, continue_with: str) -> None:
-        """Say what an interrupted rollout has written, and the command or arguments that resume it."""
-        if num_written:
+    def stopped(self, num_written: int, folder: Path, continue_with: str) -> None:
+        """Say what a rollout that was stopped has written, and the command or arguments that resume it."""
+        if num_written and folder.is_dir():
             _print(
                 self._console,
-                f"interrupted: {num_written} of {self._total} episodes are in {folder}, without a summary; "
+                f"stopped: {num_written} of {self._total} episodes are in {folder}, without a summary; "
                 f"view them: agentloop view {shlex.quote(str(folder))}\ncontinue with: {continue_with}",
             )
 

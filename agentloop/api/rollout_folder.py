@@ -2,13 +2,15 @@
 
 trajectories.jsonl    one line for each episode, in the order in which they ended
 summary.json          the model and the metrics of all episodes, written at the end
-rollout.json          the config, and which tasks are played how often
+rollout.json          the config, a digest of the weights, and which tasks are played how often
 rollout.lock          the process that writes to this folder
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +26,15 @@ from agentloop.trainer.run.export import is_run
 from agentloop.trainer.run.folder import check_writable
 from agentloop.trainer.run.resume import changed_keys, changed_length
 from agentloop.trainer.schedule.failures import is_failed
+from agentloop.types.plain_data import ImageTable, to_plain
 from agentloop.types.requests import Split
 from agentloop.types.trajectory import Trajectory
-from agentloop.types.trajectory_io import read_jsonl, same, write_jsonl
+from agentloop.types.trajectory_io import read_jsonl, write_jsonl
 
 _MATTER = ("model", "env", "rendering", "limits", "sampling", "run.seed")
 """Keys of a config, each with all keys below it, with which episodes of a rollout would differ."""
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
+"""Part of the text of a function or of an object without a text of its own, which differs in each process."""
 
 
 class RolloutFolder:
@@ -85,12 +90,12 @@ class RolloutFolder:
                 "that rollout if it was stopped."
             )
 
-    def begin(self, config: RunConfig, split: Split, samples: int) -> None:
-        """Write what is asked for, so that the rollout can be resumed."""
+    def begin(self, config: RunConfig, split: Split, samples: int, weights: str) -> None:
+        """Write what is asked for, so that the rollout can be resumed. `weights` is the digest of the model's."""
         stored = config.model_dump(mode="json")
         options = stored["engine"]["options"]  # those of a service may have a key
         stored["engine"]["options"] = {name: options[name] for name in ("max_model_len",) if name in options}
-        asked = {"tasks": split, "samples": samples, "config": stored}
+        asked = {"tasks": split, "samples": samples, "config": stored, "weights": weights, "body": _body_digest(config)}
         with output_errors(self.root):
             write_text(self._asked, json.dumps(asked, indent=1) + "\n")
 
@@ -102,12 +107,20 @@ class RolloutFolder:
         changed = changed_keys(before["config"], config.model_dump(mode="json"))
         matter = tuple(f"{key}{end}" for key in _MATTER for end in ".:")
         found += [each for each in changed if each.startswith(matter)]
+        if before["body"] != _body_digest(config):
+            found.append("engine.options.extra_body was changed")
         if ENGINES.get(config.engine.name).read_turn is None:  # services have models of their own
             found += changed_length(before["config"], config)
         return found
 
     def keep_played(
-        self, config: RunConfig, split: Split, samples: int, tasks: Sequence[Mapping[str, Any]], count: int
+        self,
+        config: RunConfig,
+        split: Split,
+        samples: int,
+        weights: str,
+        tasks: Sequence[Mapping[str, Any]],
+        count: int,
     ) -> list[Trajectory]:
         """Return the episodes that need not be played again, and remove the failed ones from the file.
 
@@ -117,6 +130,11 @@ class RolloutFolder:
             raise UserError(
                 f"The rollout in {self.root} was started with other settings: {'; '.join(changes)}. Set them back to "
                 "resume it, or set output to another folder."
+            )
+        if self._read_asked()["weights"] != weights:
+            raise UserError(
+                f"The weights in {config.model} are not those that played the rollout in {self.root}: they were "
+                "replaced. Restore them to resume it, or set output to another folder."
             )
         played = list(read_jsonl(self.trajectories)) if self.trajectories.exists() else []
         kept = [trajectory for trajectory in played if not is_failed(trajectory)]
@@ -134,18 +152,18 @@ class RolloutFolder:
                 f"The rollout in {self.root} has played task {row + 1}, but now only {count} of the tasks are to be "
                 "played. Raise limit, or set output to another folder."
             )
-        task = dict(tasks[row])
-        before = {name: played.get(name) for name in task}  # an environment may have added values
-        if not same(Trajectory(task=task), Trajectory(task=before)):
+        # An environment may have added values.
+        changed = [name for name, value in tasks[row].items() if _as_text(value) != _as_text(played.get(name))]
+        if changed:
             raise UserError(
-                f"The rollout in {self.root} has played another task {row + 1}: the dataset was changed. Restore it, "
-                "or set output to another folder."
+                f"The rollout in {self.root} has played another task {row + 1}: the dataset was changed (columns of "
+                f"the task that differ: {', '.join(changed)}). Restore it, or set output to another folder."
             )
 
     def _read_asked(self) -> dict[str, Any]:
         try:
             asked = json.loads(self._asked.read_text(encoding="utf-8"))
-            return {name: asked[name] for name in ("tasks", "samples", "config")}
+            return {name: asked[name] for name in ("tasks", "samples", "config", "weights", "body")}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self._asked} cannot be read ({error}), so the rollout cannot be resumed. Set output to another "
@@ -156,3 +174,16 @@ class RolloutFolder:
         """Write the summary. Raises `UserError` if it cannot be written."""
         with output_errors(self.root):
             write_text(self._summary, json.dumps(summary, indent=1) + "\n")
+
+
+def _body_digest(config: RunConfig) -> str:
+    """Return a digest of what is added to the requests to a service, such as its effort of reasoning."""
+    body = config.engine.options.get("extra_body")
+    return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _as_text(value: Any) -> str:
+    """Return a value of a task as text that is the same after it was written, read, and in another process."""
+    images = ImageTable()
+    text = json.dumps(to_plain(value, images))
+    return _ADDRESS.sub("", text) + json.dumps(images.as_base64())

@@ -48,8 +48,8 @@ def rollout(
     """Evaluate a model: play episodes without training, and write their trajectories.
 
     Turns are sampled with `sampling`, whereas evaluations during a run use `eval`, which is greedy by default. The
-    output folder also gets a summary with the model, the mean reward and pass@k. An interrupted rollout prints the
-    command that resumes it. Exits with 1 if no episode could be scored.
+    output folder also gets a summary with the model, the mean reward and pass@k. A rollout that is stopped, by
+    Ctrl-C or an error, prints the command that resumes it. Exits with 1 if no episode could be scored.
     """
     from rich.console import Console
 

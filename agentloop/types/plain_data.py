@@ -3,7 +3,7 @@
 A dictionary whose only key begins with `$` stands for a value that JSON does not have: `{"$image": 0}` is an image of
 the `ImageTable`. The others are `{"$bytes": base64}`, `{"$float": "nan"}`, `{"$tuple": [...]}`, and `{"$dict": ...}`
 for a dictionary that looks like one of these. numpy values become lists and numbers. Any other value becomes
-`str(value)` and is read back as text.
+`str(value)` and is read back as text; that of a set is sorted, because its order differs in each process.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def to_plain(value: Any, images: ImageTable) -> Any:
         return to_plain(value.tolist(), images)
     if _is_image(value):
         return {"$image": images.number(value)}
+    if isinstance(value, set | frozenset) and value:
+        return f"{{{', '.join(sorted(map(repr, value)))}}}"
     return str(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from agentloop.vision.processor import FAMILIES
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 _POINTER = b"version https://git-lfs"
+_COMPARED_BLOCKS = 64
+_BLOCK_BYTES = 4096
 
 
 class MissingModel(UserError):
@@ -41,6 +44,25 @@ def local_model(config: RunConfig, *, weights: bool = True) -> Path:
     folder = locate_model(config.model, weights=weights)
     _check_context(config, context_length(folder))
     return folder
+
+
+def weights_digest(folder: Path) -> str:
+    """Return a digest of the weights of the model in `folder`.
+
+    It covers the name and size of each file, and blocks spread over all of them: to read everything may take minutes,
+    and training changes nearly all weights.
+    """
+    files = sorted({file for pattern in _WEIGHTS for file in folder.glob(pattern)})
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        blocks = -(-_COMPARED_BLOCKS // len(files))
+        with file.open("rb") as opened:
+            for number in range(blocks):
+                opened.seek(size * number // blocks)
+                digest.update(opened.read(_BLOCK_BYTES))
+    return digest.hexdigest()
 
 
 def teacher_folder(config: RunConfig, model: Path, *, weights: bool = True) -> Path | None:

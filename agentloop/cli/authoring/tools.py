@@ -21,7 +21,7 @@ from agentloop.tools.base import ToolResult
 from agentloop.tools.serving.state.settings import Settings
 from agentloop.tools.summary import summary
 from agentloop.tools.toolset import Toolset
-from agentloop.types.messages import Content, ToolCall
+from agentloop.types.messages import Content, ParsedTurn, ToolCall
 
 
 class IndexEngine(StrEnum):
@@ -236,7 +236,8 @@ def _passages(count: int) -> str:
 
 async def _call(toolset: Toolset, call: ToolCall, task: dict[str, Any], images: list[Any]) -> ToolResult:
     await toolset.start()
-    sessions = toolset.sessions("shell", task=task, seed=0, images=images)
+    messages = [*task.get("messages", ()), ParsedTurn("", calls=[call]).message()]
+    sessions = toolset.sessions("shell", task=task, seed=0, images=images, messages=messages)
     try:
         return await sessions.call(call, time.monotonic() + toolset.tools[call.name].timeout)
     finally:

@@ -64,10 +64,14 @@ class HfEngine(Engine):
         seed: int | None = None,
         routed_experts: bool = False,
     ) -> None:
+        sizes = {"max_model_len": max_model_len, "max_slots": max_slots, "max_batch_tokens": max_batch_tokens}
+        for name, number in sizes.items():
+            if number is not None and number < 1:
+                raise UserError(f"engine.options.{name} is {number}: set it to 1 or more.")
         self._source = model
         self._stops = StopFinder(model)
         self._grammars = ModelGrammars(model)
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         default = torch.bfloat16 if self._device.type == "cuda" else torch.float32
         self.dtype = _dtype(dtype) if dtype is not None else default
         self._max_slots = max_slots
@@ -256,6 +260,13 @@ def _settle(future: asyncio.Future[Any], result: Any) -> None:
         future.set_exception(result)
     else:
         future.set_result(result)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise UserError(f"engine.options.device={device!r} is not a device of torch; use 'cpu' or 'cuda'.") from error
 
 
 def _dtype(name: str | torch.dtype) -> torch.dtype:

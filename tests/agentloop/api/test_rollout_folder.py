@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 import agentloop
 from agentloop.api import evaluation
+from agentloop.api.config import config_of
+from agentloop.api.rollout_folder import RolloutFolder
 from agentloop.cli import main
 from agentloop.errors import UserError
 from agentloop.types.trajectory import Trajectory
@@ -121,8 +124,45 @@ def test_a_changed_dataset_is_refused(stopped):
     lines = [{"prompt": "What is 1 plus 1?", "answer": 2}] * 3
     (stopped / "other.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     changed = {"data": {"eval": str(stopped / "other.jsonl"), "eval_options": {}}}
-    with pytest.raises(UserError, match=r"has played another task 1: the dataset was changed\. Restore it"):
+    named = r"has played another task 1: the dataset was changed \(columns of the task that differ: .*\bmessages\b"
+    with pytest.raises(UserError, match=named):
         agentloop.rollout(stopped, samples=2, output="played", resume=True, progress=False, **changed)
+
+
+def test_replaced_weights_are_refused(stopped):
+    original = (stopped / "model").resolve()
+    (stopped / "model").unlink()
+    shutil.copytree(original, stopped / "model")
+    played = Path("played/trajectories.jsonl").read_bytes()
+    weights = bytearray((original / "model.safetensors").read_bytes())
+    weights[len(weights) // 2] ^= 1
+    (stopped / "model" / "model.safetensors").write_bytes(weights)
+    with pytest.raises(UserError, match=r"The weights in .* are not those that played the rollout in played: they"):
+        agentloop.rollout(stopped, samples=2, output="played", resume=True, progress=False)
+    assert Path("played/trajectories.jsonl").read_bytes() == played
+    shutil.copy(original / "model.safetensors", stopped / "model")
+    assert agentloop.rollout(stopped, samples=2, output="played", resume=True, progress=False).summary["episodes"] == 6
+
+
+def test_values_that_a_file_holds_as_text_do_not_make_another_task(sums, monkeypatch):
+    monkeypatch.chdir(sums.parent)
+    with (sums / "sums.py").open("a") as file:
+        file.write(_ODD_ROWS)
+    asked = {"data": {"eval": f"{sums}/sums.py:odd_rows", "eval_options": {}}, "output": "played", "progress": False}
+    first = agentloop.rollout(sums, limit=1, **asked)  # keeps its rows, so that the next ones have other addresses
+    resumed = agentloop.rollout(sums, resume=True, **asked)
+    assert [first.summary["episodes"], resumed.summary["episodes"]] == [1, 2]
+
+
+_ODD_ROWS = """
+
+import datetime
+
+def odd_rows():
+    for answer in (2, 3):
+        odd = {"check": lambda text: text, "day": datetime.date(2026, 1, 1), "nan": float("nan"), "words": {"a", "b"}}
+        yield {"prompt": f"What is 1 plus {answer - 1}?", "answer": answer, **odd}
+"""
 
 
 def test_without_output_the_newest_rollout_with_this_config_is_resumed(sums, monkeypatch):
@@ -146,6 +186,18 @@ def test_a_damaged_description_is_named(stopped, content):
     (stopped.parent / "played" / "rollout.json").write_text(content)
     with pytest.raises(UserError, match=r"rollout\.json cannot be read .* Set output to another folder"):
         agentloop.rollout(stopped, samples=2, output="played", resume=True, progress=False)
+
+
+def test_what_is_added_to_the_requests_to_a_service_must_stay(sums, tmp_path):
+    folder = RolloutFolder(tmp_path)
+    config, other = (
+        config_of(sums, {"engine": {"name": "openai", "options": {"extra_body": {"reasoning_effort": effort}}}})
+        for effort in ("low", "high")
+    )
+    folder.begin(config, "eval", 1, "")
+    assert folder.changes(config, "eval", 1) == []
+    assert folder.changes(other, "eval", 1) == ["engine.options.extra_body was changed"]
+    assert "reasoning_effort" not in (tmp_path / "rollout.json").read_text()  # a body may have a key
 
 
 def test_a_folder_without_a_rollout_cannot_be_resumed(sums, tmp_path):

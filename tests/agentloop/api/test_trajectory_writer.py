@@ -62,16 +62,17 @@ def test_a_folder_that_is_removed_ends_a_rollout_with_one_sentence(sums, monkeyp
         agentloop.rollout(sums, output="played", progress=False)
 
 
-def test_an_interrupted_rollout_says_what_it_has_written(sums, monkeypatch, capsys):
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), UserError("The key has expired.")])
+def test_a_stopped_rollout_says_what_it_has_written(sums, monkeypatch, capsys, error):
     monkeypatch.chdir(sums.parent)
 
-    def interrupted(play, workers, requests, ended):
+    def stopped(play, workers, requests, ended):
         ended(Trajectory())
-        raise KeyboardInterrupt
+        raise error
 
-    monkeypatch.setattr(evaluation, "run_blocking", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(evaluation, "run_blocking", stopped)
+    with pytest.raises(type(error)):
         agentloop.rollout(sums, samples=2, output="played")
     shown = capsys.readouterr().out
     assert "episodes are in played, without a summary; view them: agentloop view played" in shown
-    assert "interrupted: 1 of " in shown
+    assert "stopped: 1 of " in shown

@@ -112,3 +112,10 @@ def test_a_rollout_of_a_run_plays_its_trained_model_and_names_it(run, sums, caps
 def test_a_step_of_something_that_is_no_run_is_refused(sums, capsys):
     assert agentloop("rollout", sums, "--step", 1) == 2
     assert "Pass the folder of a run" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_rollout_of_a_run_resumes_from_another_working_directory(run, sums, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    assert agentloop("rollout", run.name, "--limit", 1, "--output", sums / "out") == 0
+    monkeypatch.chdir(run)
+    assert agentloop("rollout", ".", "--limit", 2, "--output", sums / "out", "--resume") == 0

@@ -99,6 +99,26 @@ def test_call_accepts_a_row_and_images(tmp_path):
     assert "cannot be read as an image" in str(broken.exception)
 
 
+LAST_TURN = '''
+from agentloop import Tool, ToolContext
+
+
+class Last(Tool):
+    """Return the arguments of the last turn, and the role of the first message."""
+
+    async def call(self, ctx: ToolContext, city: str) -> list:
+        return [ctx.messages[-1]["tool_calls"][0]["function"]["arguments"], ctx.messages[0]["role"]]
+'''
+
+
+def test_a_call_sees_the_messages_of_the_row_and_its_own_turn(tmp_path):
+    (tmp_path / "last.py").write_text(LAST_TURN)
+    assert json.loads(run("call", f"{tmp_path}/last.py:Last", "city=Oslo").output) == [{"city": "Oslo"}, "assistant"]
+    task = '{"messages": [{"role": "user", "content": "Where?"}]}'
+    result = run("call", f"{tmp_path}/last.py:Last", "city=Oslo", "--task", task)
+    assert json.loads(result.output) == [{"city": "Oslo"}, "user"]
+
+
 def test_tool_exception_shows_its_traceback(tmp_path, caplog):
     (tmp_path / "look.py").write_text(CONTEXT)
     result = run("call", f"{tmp_path}/look.py:Look")

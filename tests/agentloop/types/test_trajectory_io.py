@@ -215,6 +215,7 @@ def test_any_row_can_be_written():
         "when": "2026-01-01", "set": "{1}", "3": [0.5, 0.0], "$tuple": 1, "n": -math.inf,
     }  # fmt: skip
     assert from_plain(to_plain({"$bytes": "x"}, images), images) == {"$bytes": "x"}
+    assert to_plain(set("egg, bacon"), images) == "{' ', ',', 'a', 'b', 'c', 'e', 'g', 'n', 'o'}"
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "CMYK", "F"])

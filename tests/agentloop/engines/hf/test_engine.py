@@ -478,3 +478,16 @@ def test_state_that_cannot_be_kept_is_rejected_and_experts_are_accepted(tmp_path
             load_model(save_small_model("jamba", tmp_path / "state"), torch.device("cpu"), dtype)
         model = load_model(save_small_model("qwen3_moe", tmp_path / "experts"), torch.device("cpu"), dtype)
         assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"device": "cdua"}, r"engine\.options\.device='cdua' is not a device of torch; use 'cpu' or 'cuda'"),
+        ({"max_model_len": 0}, r"engine\.options\.max_model_len is 0: set it to 1 or more"),
+        ({"max_slots": -1}, r"engine\.options\.max_slots is -1: set it to 1 or more"),
+    ],
+)
+def test_impossible_options_are_refused_before_the_model_is_loaded(options, problem):
+    with pytest.raises(UserError, match=problem):
+        HfEngine("no model", **options)
