@@ -140,9 +140,10 @@ def rollout_config(
     from agentloop.config.resolved import Facts, resolve
     from agentloop.engines import ENGINES
     from agentloop.episodes.setup import RolloutSetup, make_engine
-    from agentloop.trainer.run.model_folder import local_model, weights_digest
+    from agentloop.trainer.run.model_folder import local_model
     from agentloop.trainer.workers.local import LocalWorkers
     from agentloop.trainer.workers.requests import make_requests
+    from agentloop.weights.files import weights_digest
 
     if samples < 1 or (limit is not None and limit < 1):
         raise UserError(f"samples is {samples} and limit is {limit}: set both to 1 or more.")

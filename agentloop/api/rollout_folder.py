@@ -97,6 +97,7 @@ class RolloutFolder:
         stored["engine"]["options"] = {name: options[name] for name in ("max_model_len",) if name in options}
         asked = {"tasks": split, "samples": samples, "config": stored, "weights": weights, "body": _body_digest(config)}
         with output_errors(self.root):
+            self._summary.unlink(missing_ok=True)  # that of fewer episodes
             write_text(self._asked, json.dumps(asked, indent=1) + "\n")
 
     def changes(self, config: RunConfig, split: Split, samples: int) -> list[str]:

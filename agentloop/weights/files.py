@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,11 @@ from agentloop.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
+"""Patterns of the names of files with weights."""
+_COMPARED_BLOCKS = 64
+_BLOCK_BYTES = 4096
 
 
 def write_weights(
@@ -75,3 +81,22 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
             header = json.loads(stream.read(size))
         shapes.update({name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"})
     return shapes or None
+
+
+def weights_digest(folder: Path) -> str:
+    """Return a digest of the weights of the model in `folder`.
+
+    It covers the name and size of each file, and blocks spread over all of them: to read everything may take minutes,
+    and training changes nearly all weights.
+    """
+    files = sorted({file for pattern in WEIGHT_FILES for file in folder.glob(pattern)})
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        blocks = -(-_COMPARED_BLOCKS // len(files))
+        with file.open("rb") as opened:
+            for number in range(blocks):
+                opened.seek(size * number // blocks)
+                digest.update(opened.read(_BLOCK_BYTES))
+    return digest.hexdigest()

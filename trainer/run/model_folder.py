@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,9 @@ from agentloop.config.run import RunConfig
 from agentloop.errors import UserError, see_readme
 from agentloop.trainer.sizing.shapes import shape_of
 from agentloop.vision.processor import FAMILIES
+from agentloop.weights.files import WEIGHT_FILES
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx")
 _POINTER = b"version https://git-lfs"
-_COMPARED_BLOCKS = 64
-_BLOCK_BYTES = 4096
 
 
 class MissingModel(UserError):
@@ -44,25 +41,6 @@ def local_model(config: RunConfig, *, weights: bool = True) -> Path:
     folder = locate_model(config.model, weights=weights)
     _check_context(config, context_length(folder))
     return folder
-
-
-def weights_digest(folder: Path) -> str:
-    """Return a digest of the weights of the model in `folder`.
-
-    It covers the name and size of each file, and blocks spread over all of them: to read everything may take minutes,
-    and training changes nearly all weights.
-    """
-    files = sorted({file for pattern in _WEIGHTS for file in folder.glob(pattern)})
-    digest = hashlib.blake2b(digest_size=16)
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size} ".encode())
-        blocks = -(-_COMPARED_BLOCKS // len(files))
-        with file.open("rb") as opened:
-            for number in range(blocks):
-                opened.seek(size * number // blocks)
-                digest.update(opened.read(_BLOCK_BYTES))
-    return digest.hexdigest()
 
 
 def teacher_folder(config: RunConfig, model: Path, *, weights: bool = True) -> Path | None:
@@ -259,7 +237,7 @@ def _from_hub(name: str, *, weights: bool, key: str) -> Path:
 
     missing = f"No model {name!r} was found: it is not a folder here, and not a model on the Hugging Face hub"
     try:
-        return Path(snapshot_download(name, ignore_patterns=None if weights else list(_WEIGHTS)))
+        return Path(snapshot_download(name, ignore_patterns=None if weights else list(WEIGHT_FILES)))
     except HFValidationError as error:
         raise MissingModel(f"{missing}. Set {key} to a folder ('./name') or a hub name ('org/name').") from error
     except GatedRepoError as error:

@@ -120,6 +120,19 @@ def test_settings_of_the_machine_and_of_training_may_change(stopped):
     assert resumed.summary["episodes"] == 6
 
 
+def test_the_summary_is_gone_until_the_resumed_rollout_has_ended(sums, monkeypatch):
+    monkeypatch.chdir(sums.parent)
+    agentloop.rollout(sums, limit=2, output="played", progress=False)
+
+    def interrupted(play, workers, requests, ended):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "run_blocking", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        agentloop.rollout(sums, output="played", resume=True, progress=False)
+    assert not Path("played/summary.json").exists()
+
+
 def test_a_changed_dataset_is_refused(stopped):
     lines = [{"prompt": "What is 1 plus 1?", "answer": 2}] * 3
     (stopped / "other.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
