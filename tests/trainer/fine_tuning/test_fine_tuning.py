@@ -7,6 +7,7 @@ import pytest
 import ray
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 import agentloop
 from agentloop.api.recipe import load_fine_tuning_config
@@ -96,6 +97,15 @@ def test_the_model_of_a_run_starts_another_run(answers):
     config = load_fine_tuning_config(str(answers), [f"model={answers / 'unfinished'}"], "sft")
     with pytest.raises(UserError, match="has not ended"):
         FineTuning.load(config, answers / "next")
+
+
+def test_the_chat_template_of_the_run_goes_with_its_models(answers):
+    template = answers / "other.jinja"
+    template.write_text((answers / "model" / "chat_template.jinja").read_text() + "{# other #}")
+    folder = run(answers, "run", f"rendering.chat_template={template}", "run.steps=1")
+    assert AutoTokenizer.from_pretrained(folder.model).chat_template == template.read_text()
+    agentloop.load_run(folder.root).export(answers / "exported")
+    assert (answers / "exported" / "chat_template.jinja").read_text() == template.read_text()
 
 
 def test_epochs_become_steps_and_the_schedule_ends_with_them(answers):

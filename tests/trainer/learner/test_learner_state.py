@@ -231,6 +231,17 @@ def test_a_hugging_face_folder_stands_on_its_own(tmp_path: Path):
     assert np.array_equal(again.logprobs(_batch(1).samples)[0], learner.logprobs(_batch(1).samples)[0])  # type: ignore[attr-defined]
 
 
+def test_another_chat_template_replaces_all_of_the_model(tmp_path: Path):
+    model = _save_tiny_qwen3(tmp_path / "model")
+    (model / "additional_chat_templates").mkdir()
+    for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
+        (model / name).write_text("{{ messages }}")
+    learner = FsdpLearner(LearnerConfig(model=str(model), device="cpu", chat_template="{{ tools }}"))
+    learner.save_hf(tmp_path / "out")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ tools }}"
+    assert not (tmp_path / "out" / "additional_chat_templates").exists()
+
+
 def test_the_generation_config_of_the_model_is_kept_also_if_transformers_calls_it_invalid(tmp_path: Path):
     model = _save_tiny_qwen3(tmp_path / "model")
     settings = model / "generation_config.json"

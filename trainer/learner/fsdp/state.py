@@ -165,7 +165,8 @@ def _read(state: dict[str, Any], folder: Path) -> None:
 def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerConfig) -> None:
     """Write weights in `save_dtype`, tied ones once, config, and copies of the tokenizer and templates of `source`.
 
-    Adapters are merged into the weights, and also written separately to a folder `adapter`.
+    A `chat_template` of `config` replaces those of `source`. Adapters are merged into the weights, and also written
+    separately to a folder `adapter`.
     """
     state = _without_repetitions(policy.model)
     dtype = saved_dtype(source, config.save_dtype)
@@ -180,7 +181,7 @@ def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerC
             model.save_pretrained(target, state_dict=full)
             (target / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
             write_model_config(source, target, dtype)
-            copy_model_extras(source, target)
+            copy_model_extras(source, target, config.chat_template)
             if config.lora is not None:
                 peft_format.save_adapters(target / "adapter", trained, config.lora, source)
 
