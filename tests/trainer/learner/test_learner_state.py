@@ -201,8 +201,12 @@ def test_a_state_that_is_not_there_or_not_of_this_model(tiny_qwen3, tmp_path: Pa
     other = _learner(tiny_qwen3(hidden_size=48))
     with pytest.raises(UserError, match="does not fit the model"):
         other.load(tmp_path / "state")
+    (data,) = (tmp_path / "state").glob("*.distcp")
+    data.write_bytes(b"")
+    with pytest.raises(UserError, match=r"or is damaged \(EOFError\)\. Set model to"):
+        learner.load(tmp_path / "state")
     (tmp_path / "state" / ".metadata").unlink()
-    with pytest.raises(UserError, match=rf"or is damaged: .*, or remove {tmp_path} to resume from the"):
+    with pytest.raises(UserError, match=rf"or is damaged \(.*\)\. .*, or remove {tmp_path} to resume from the"):
         learner.load(tmp_path / "state")
 
 
