@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable
@@ -15,6 +16,9 @@ from agentloop.errors import UserError
 
 _INDEX = "model.safetensors.index.json"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".index.json")
+
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
 
 
 class CheckpointFiles:
@@ -40,6 +44,19 @@ class CheckpointFiles:
             raise UserError(f"The weights in {self._folder} have no {name}. Use weights of the model in config.json.")
         tensor: Tensor = self._of[name].get_tensor(name)
         return tensor
+
+
+def fingerprint(folder: Path) -> str:
+    """Return a digest of the weights in a folder, from samples of each file, because training changes all of them."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "big"))
+        with path.open("rb") as file:
+            for part in range(_SAMPLES):
+                file.seek(size * part // _SAMPLES)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def write_checkpoint(folder: Path, tensors: Iterable[tuple[str, Tensor]], largest_file: int = 4 * 2**30) -> None:
