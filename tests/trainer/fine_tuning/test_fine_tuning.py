@@ -171,6 +171,10 @@ def test_a_batch_without_a_usable_row_is_skipped_and_counted(answers, method):
         ("data.max_tokens=512", "token_budget=512"),
         ("learner.ranks=8", "batch_size is 4"),
         ("learner={lr_schedule: linear, warmup_updates: 4}", "warmup_updates"),
+        (
+            "run={epochs: 1}\nlearner={lr_schedule: linear, warmup_updates: 3}",
+            r"warmup_updates is 3, but the run has 3 updates. Lower it, or raise run.steps or run.epochs",
+        ),
         ("learner.corrections=[truncate]", "corrections"),
         ("data.train=pairs.jsonl", "no finished conversation"),
     ],
