@@ -116,6 +116,7 @@ class FineTuningConfig(Config):
             model=str(model),
             reference=None if reference is None else str(reference),
             seed=self.run.seed,
+            chat_template=self.rendering.template_text,
             total_updates=schedule_updates(self),
             recording=self.profiler.of_learner(folder),
         )

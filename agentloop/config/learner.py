@@ -251,6 +251,8 @@ class LearnerConfig(Config):
     """Temperature that the engine sampled with."""
     seed: int = Field(default=0, exclude=True)
     """Seed of adapters and of random numbers in training."""
+    chat_template: str | None = Field(default=None, exclude=True, repr=False)
+    """Text of the chat template of saved models; None: that of `model`."""
     recording: RecordingConfig | None = Field(default=None, exclude=True, repr=False)
     """Profiles and timelines that each rank records."""
 

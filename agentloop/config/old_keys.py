@@ -13,6 +13,7 @@ RENAMED: Mapping[str, str] = {}
 """Old dotted key -> new dotted key."""
 
 REMOVED: Mapping[str, str] = {
+    "learner.chat_template": "the template of the run is saved. Delete the key, and set rendering.chat_template.",
     "learner.early_gradients": "it made steps less than one percent faster. Delete the key.",
     "learner.model": "the learner trains the model of the run. Delete the key, and set model.",
     "learner.recording": "the profiler records the learner. Delete the key, and set profiler.",

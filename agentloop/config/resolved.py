@@ -135,6 +135,7 @@ def _learner(config: RunConfig, facts: Facts) -> LearnerConfig:
         reference=reference,
         temperature=config.sampling.temperature or 1.0,  # without a learner the engine may be greedy
         seed=config.run.seed,
+        chat_template=config.rendering.template_text,
         total_updates=config.schedule_updates,
         recording=recording,
     )

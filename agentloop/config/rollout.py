@@ -9,7 +9,7 @@ from pydantic import AfterValidator, ConfigDict, Field, field_validator, with_co
 
 from agentloop.engines import ENGINES
 from agentloop.registry.options import Config, ConfigOptions, ConfigPath, not_bool
-from agentloop.rendering.builtin import checked
+from agentloop.rendering.builtin import checked, template_text
 from agentloop.rendering.formats import FORMATS
 from agentloop.rendering.inline import InlineFormat
 from agentloop.types.limits import Limits
@@ -42,6 +42,11 @@ class RenderingConfig(Config):
     inline: InlineConfig | None = None
     """Write calls as tags in one long turn, as in the papers of ReTool, Search-R1 and SkyRL-SQL. The prompt then has to
     describe the tools."""
+
+    @property
+    def template_text(self) -> str | None:
+        """Text of `chat_template`; None if it is not set. Raises `UserError` if it cannot be read."""
+        return None if self.chat_template is None else template_text(self.chat_template)
 
 
 @with_config(ConfigDict(extra="forbid"))

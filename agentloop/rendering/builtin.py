@@ -34,17 +34,24 @@ def read_template(source: str | Path, model: str, tokens: Container[str]) -> str
     Raises `UserError` if it cannot be read, or if the tokenizer lacks tokens of a built-in template.
     """
     name = checked(str(source)).removeprefix(PREFIX)
-    if name == str(source):
-        try:
-            return Path(source).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"Cannot read the chat template {source}: {error}. Check the path.") from error
-    if missing := [token for token in BUILTIN[name] if token not in tokens]:
+    needed = () if name == str(source) else BUILTIN[name]
+    if missing := [token for token in needed if token not in tokens]:
         raise UserError(
             f"rendering.chat_template is {source}, but the tokenizer of {model} has no {' or '.join(missing)}. "
             f"{ways_out(tokens)}"
         )
-    return (files("agentloop.rendering") / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    return template_text(source)
+
+
+def template_text(source: str | Path) -> str:
+    """Return the text of a template, a file or `builtin:NAME`. Raises `UserError` if it cannot be read."""
+    name = checked(str(source)).removeprefix(PREFIX)
+    if name != str(source):
+        return (files("agentloop.rendering") / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    try:
+        return Path(source).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Cannot read the chat template {source}: {error}. Check the path.") from error
 
 
 def ways_out(tokens: Container[str]) -> str:

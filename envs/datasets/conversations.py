@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,12 @@ def _check_answered(messages: Sequence[Mapping[str, Any]], where: str) -> None:
             f"{where}: the conversation has the roles {', '.join(roles)}. It must begin with another message than the "
             "assistant's, and have an answer of the assistant."
         )
+    for number, pair in enumerate(pairwise(roles), 1):
+        if pair == ("assistant", "assistant"):
+            raise UserError(
+                f"{where}: messages {number} and {number + 1} are both assistant turns. Put a message between them, or "
+                "join them."
+            )
 
 
 def _with_system(messages: list[Any], row: Mapping[str, Any], where: str) -> list[Any]:
@@ -189,12 +195,20 @@ def _message(item: object, where: str) -> Any:
     message = {key: value for key, value in item.items() if value is not None}
     if "from" in message and "role" not in message:
         message = _of_sharegpt(message, where)
-    message["role"] = _ROLES.get(message.get("role", ""), message.get("role"))
+    if not isinstance(message.get("role"), str):
+        raise UserError(f"{where} must have a string as 'role', got {shown(message.get('role'))}.")
+    message["role"] = _ROLES.get(message["role"], message["role"])
+    if message["role"] == "assistant" and (weight := message.get("weight", 1)) not in (0, 1):
+        raise UserError(
+            f"{where} has the 'weight' {shown(weight)}, but a turn is either trained or context. Set it to 1 or 0."
+        )
     if "function_call" in message:  # OpenAI's form before tool_calls
         message["tool_calls"] = [{"function": message.pop("function_call")}]
     if message.get("tool_calls"):
-        calls = enumerate(message["tool_calls"], 1)
-        message["tool_calls"] = [_call(each, f"{where}: call {number}", number) for number, each in calls]
+        calls = _json(message["tool_calls"], f"{where}: 'tool_calls'")
+        if not isinstance(calls, list | tuple):
+            raise UserError(f"{where}: 'tool_calls' must be a list of calls, or one as JSON, got {shown(calls)}.")
+        message["tool_calls"] = [_call(each, f"{where}: call {number}", number) for number, each in enumerate(calls, 1)]
     else:
         message.pop("tool_calls", None)
     if isinstance(message.get("content"), list):

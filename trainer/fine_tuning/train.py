@@ -18,6 +18,7 @@ from agentloop.rendering import renderer_for
 from agentloop.trainer.fine_tuning.checks import check_fine_tunable
 from agentloop.trainer.fine_tuning.examples import Examples
 from agentloop.trainer.fine_tuning.run import FineTuningRun, Player
+from agentloop.trainer.run.checks import check_warmup
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.learners import create
 from agentloop.trainer.run.model_folder import check_same_tokens, locate_model
@@ -57,6 +58,7 @@ class FineTuning:
         pairs = config.learner.loss == "dpo"
         train, held_out = Examples.load(config.data, renderer, max_tokens=longest, pairs=pairs)
         config = config.with_steps(len(train))
+        check_warmup(config)
         learner = config.learner_of(model, folder, _reference(config, model))
         return cls(config, learner, train, held_out, _player(config, learner, folder))
 

@@ -96,13 +96,18 @@ def write_model_config(source: Path, target: Path, dtype: torch.dtype) -> None:
     (target / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def copy_model_extras(source: Path, target: Path) -> None:
-    """Copy tokenizer, chat template and other files: all that have no weights and are not yet in `target`."""
+def copy_model_extras(source: Path, target: Path, chat_template: str | None) -> None:
+    """Copy tokenizer, chat templates and other files: all that have no weights and are not yet in `target`.
+
+    `chat_template` is the text of a template that replaces those of `source`; None: theirs are copied.
+    """
+    if chat_template is not None:
+        (target / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     for path in source.iterdir():
         if path.name.startswith(".") or path.name.endswith(_WEIGHT_SUFFIXES) or (target / path.name).exists():
             continue
         if path.is_dir():
-            if path.name == "additional_chat_templates":
+            if path.name == "additional_chat_templates" and chat_template is None:
                 shutil.copytree(path, target / path.name)
         else:
             shutil.copyfile(path, target / path.name)  # follows links, so that the copy is self-contained

@@ -13,7 +13,7 @@ from agentloop.trainer.cluster.session import check_address
 from agentloop.trainer.rehearsal.episode import play
 from agentloop.trainer.rehearsal.machine import check_machine
 from agentloop.trainer.rehearsal.prompts import measure
-from agentloop.trainer.run.checks import check_trainable
+from agentloop.trainer.run.checks import check_trainable, check_warmup
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.model_folder import check_second_models, check_weights, find_model, teacher_folder
 from agentloop.trainer.run.resume import describe_resumption
@@ -82,6 +82,7 @@ def rehearse(config: RunConfig, folder: Path, placement: dict[str, str]) -> Rehe
         checked |= played.lines
         warnings += played.warnings
     config = with_steps(config, len(tasks.train))
+    check_warmup(config)
     return Rehearsal(config, _derived(config, tasks, RunFolder(folder), longest) | placement, checked, warnings)
 
 

@@ -206,8 +206,14 @@ def warmup_problems(config: TrainingConfig) -> Iterator[str]:
     if learner.lr_schedule != "constant" and updates is not None and learner.warmup_updates >= updates:
         yield (
             f"learner.warmup_updates is {learner.warmup_updates}, but the run has {updates} updates. Lower it, or "
-            "raise run.steps."
+            "raise run.steps or run.epochs."
         )
+
+
+def check_warmup(config: TrainingConfig) -> None:
+    """Raise `UserError` as `check_trainable` does for a warm-up that is too long, once `run.epochs` is steps."""
+    if problems := list(warmup_problems(config)):
+        raise UserError(f"This run cannot work. {' '.join(problems)}")
 
 
 def _sleep_problems(config: RunConfig) -> Iterator[str]:

@@ -63,7 +63,7 @@ def export(root: Path, output: Path, *, step: int | None = None, dtype: str | No
     if (state / "policy").is_dir():  # next to a critic or a process reward model
         state = state / "policy"
     changes: dict[str, Any] = {"model": str(locate_model(config.model)), "kl_coef": 0.0}
-    changes |= {"reference": None, "reference_every": None}
+    changes |= {"reference": None, "reference_every": None, "chat_template": config.rendering.template_text}
     changes["lr_schedule"] = "constant"  # nothing is trained
     if dtype is not None:
         changes["save_dtype"] = dtype

@@ -11,7 +11,7 @@ from agentloop.config.run import RunConfig
 from agentloop.episodes.setup import RolloutSetup
 from agentloop.trainer.batch.distillation import TeacherEndpoint
 from agentloop.trainer.cluster.session import require_ray
-from agentloop.trainer.run.checks import check_trainable
+from agentloop.trainer.run.checks import check_trainable, check_warmup
 from agentloop.trainer.run.folder import RunFolder
 from agentloop.trainer.run.model_folder import check_second_models, find_model, local_model, teacher_folder
 from agentloop.trainer.run.run import Run
@@ -73,6 +73,7 @@ def resolve_run(config: RunConfig, folder: Path) -> tuple[ResolvedConfig, Rollou
         has_gpus=has_gpus(),
     )
     resolved = resolve(config, facts)
+    check_warmup(resolved.given)
     return resolved, replace(setup, config=resolved.given)
 
 

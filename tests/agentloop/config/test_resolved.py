@@ -11,6 +11,7 @@ from agentloop.config.loading import load_config
 from agentloop.config.resolved import Facts, resolve
 from agentloop.config.run import RunConfig
 from agentloop.errors import UserError
+from agentloop.rendering.builtin import template_text
 
 ROOT = Path(agentloop.__file__).parents[1]
 PACKAGES = ("agentloop", "boxes", "envs", "recipes", "sandboxes", "tools", "trainer")
@@ -44,6 +45,12 @@ def test_the_learner_has_the_temperature_the_seed_and_the_length_of_the_run(sums
     learner = resolve(own, Facts(model=Path("m"), learns=False)).learner
     assert (learner.temperature, learner.total_updates) == (1.0, 9)
     assert resolve(load(sums), Facts(model=Path("m"))).learner.total_updates == load(sums).run.steps
+
+
+def test_the_learner_saves_models_with_the_chat_template_of_the_run(sums):
+    learner = resolve(load(sums, "rendering.chat_template=builtin:hermes"), Facts(model=Path("m"))).learner
+    assert learner.chat_template == template_text("builtin:hermes")
+    assert resolve(load(sums), Facts(model=Path("m"))).learner.chat_template is None
 
 
 def test_an_engine_on_gpus_gives_workers_their_gpus(sums):

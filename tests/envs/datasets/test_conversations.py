@@ -48,6 +48,8 @@ def test_calls_and_tools_of_every_format_are_objects():
     row = conversation(messages=[ASKED, before, {**result, "role": "function"}, SAID], functions=[TOOL["function"]])
     assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
     assert (row["messages"][1]["tool_calls"], row["tools"]) == ([CALL], [TOOL])
+    as_text = {"role": "assistant", "content": "", "tool_calls": json.dumps(turn["tool_calls"])}
+    assert conversation(messages=[ASKED, as_text, result, SAID])["messages"][1]["tool_calls"] == [CALL]
     shared = [{"from": "human", "value": "Sum?"}, {"from": "function_call", "value": json.dumps(body)}]
     assert conversation(conversations=shared)["messages"][1]["tool_calls"] == [CALL]
 
@@ -88,6 +90,11 @@ def test_answers_that_begin_with_other_messages_follow_the_prompt():
         (conversation, {"messages": [SAID, ASKED]}, "must begin with another message"),
         (conversation, {"messages": "Sum?"}, "must be a list of messages"),
         (conversation, {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "'function'"),
+        (conversation, {"messages": [ASKED, {"role": "assistant", "tool_calls": 5}]}, "must be a list of calls"),
+        (conversation, {"messages": [{"role": ["user"], "content": "Sum?"}, SAID]}, "a string as 'role', got list"),
+        (conversation, {"messages": [ASKED, SAID | {"weight": 0.5}]}, "message 2 .*'weight' float 0.5.* to 1 or 0"),
+        (conversation, {"messages": [ASKED, SAID | {"weight": "0"}]}, "message 2 .*'weight' str '0'.* to 1 or 0"),
+        (conversation, {"messages": [ASKED, SAID, SAID]}, "messages 2 and 3 are both assistant turns"),
         (conversation, {"messages": [ASKED, SAID], "tools": "{"}, "is not JSON"),
         (conversation, {"messages": [ASKED, SAID], "system": ["Add."]}, "'system' must be a string, got list"),
         (

@@ -7,6 +7,7 @@ import pytest
 import ray
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 import agentloop
 from agentloop.api.recipe import load_fine_tuning_config
@@ -98,6 +99,15 @@ def test_the_model_of_a_run_starts_another_run(answers):
         FineTuning.load(config, answers / "next")
 
 
+def test_the_chat_template_of_the_run_goes_with_its_models(answers):
+    template = answers / "other.jinja"
+    template.write_text((answers / "model" / "chat_template.jinja").read_text() + "{# other #}")
+    folder = run(answers, "run", f"rendering.chat_template={template}", "run.steps=1")
+    assert AutoTokenizer.from_pretrained(folder.model).chat_template == template.read_text()
+    agentloop.load_run(folder.root).export(answers / "exported")
+    assert (answers / "exported" / "chat_template.jinja").read_text() == template.read_text()
+
+
 def test_epochs_become_steps_and_the_schedule_ends_with_them(answers):
     config = load_fine_tuning_config(str(answers), ["run={epochs: 2.5}", "learner.lr_schedule=linear"], "sft")
     loaded = FineTuning.load(config, answers / "run")
@@ -161,6 +171,10 @@ def test_a_batch_without_a_usable_row_is_skipped_and_counted(answers, method):
         ("data.max_tokens=512", "token_budget=512"),
         ("learner.ranks=8", "batch_size is 4"),
         ("learner={lr_schedule: linear, warmup_updates: 4}", "warmup_updates"),
+        (
+            "run={epochs: 1}\nlearner={lr_schedule: linear, warmup_updates: 3}",
+            r"warmup_updates is 3, but the run has 3 updates. Lower it, or raise run.steps or run.epochs",
+        ),
         ("learner.corrections=[truncate]", "corrections"),
         ("data.train=pairs.jsonl", "no finished conversation"),
     ],

@@ -201,8 +201,12 @@ def test_a_state_that_is_not_there_or_not_of_this_model(tiny_qwen3, tmp_path: Pa
     other = _learner(tiny_qwen3(hidden_size=48))
     with pytest.raises(UserError, match="does not fit the model"):
         other.load(tmp_path / "state")
+    (data,) = (tmp_path / "state").glob("*.distcp")
+    data.write_bytes(b"")
+    with pytest.raises(UserError, match=r"or is damaged \(EOFError\)\. Set model to"):
+        learner.load(tmp_path / "state")
     (tmp_path / "state" / ".metadata").unlink()
-    with pytest.raises(UserError, match=rf"or is damaged: .*, or remove {tmp_path} to resume from the"):
+    with pytest.raises(UserError, match=rf"or is damaged \(.*\)\. .*, or remove {tmp_path} to resume from the"):
         learner.load(tmp_path / "state")
 
 
@@ -229,6 +233,17 @@ def test_a_hugging_face_folder_stands_on_its_own(tmp_path: Path):
     assert all(torch.equal(parameters[name], weights[name]) for name in weights)
     again = create(LearnerConfig(model=str(out), device="cpu"))
     assert np.array_equal(again.logprobs(_batch(1).samples)[0], learner.logprobs(_batch(1).samples)[0])  # type: ignore[attr-defined]
+
+
+def test_another_chat_template_replaces_all_of_the_model(tmp_path: Path):
+    model = _save_tiny_qwen3(tmp_path / "model")
+    (model / "additional_chat_templates").mkdir()
+    for name in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
+        (model / name).write_text("{{ messages }}")
+    learner = FsdpLearner(LearnerConfig(model=str(model), device="cpu", chat_template="{{ tools }}"))
+    learner.save_hf(tmp_path / "out")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ tools }}"
+    assert not (tmp_path / "out" / "additional_chat_templates").exists()
 
 
 def test_the_generation_config_of_the_model_is_kept_also_if_transformers_calls_it_invalid(tmp_path: Path):

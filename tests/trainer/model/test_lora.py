@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
@@ -130,6 +130,17 @@ def test_resume_is_exact_from_a_small_checkpoint(tiny_qwen3, tmp_path: Path):
     learner_of(model, lora=None).save(tmp_path / "whole")
     sizes = [sum(file.stat().st_size for file in (tmp_path / folder).glob("*.distcp")) for folder in ("state", "whole")]
     assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize("restore", ["load", "load_weights"])
+def test_adapters_are_refused_if_the_frozen_weights_have_changed(tiny_qwen3, tmp_path: Path, restore):
+    """A run may start from the model of a run that then trains further, which writes its model again."""
+    model = tiny_qwen3()
+    learner_of(model).save(tmp_path / "state")
+    getattr(learner_of(model), restore)(tmp_path / "state")
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
+    with pytest.raises(UserError, match=f"The weights in {model} have changed since the run started"):
+        getattr(learner_of(model), restore)(tmp_path / "state")
 
 
 def test_frozen_weights_use_compute_dtype(tiny_qwen3):

@@ -11,6 +11,7 @@ from agentloop.config.run import RunConfig
 from agentloop.episodes.setup import RolloutSetup
 from agentloop.errors import UserError
 from agentloop.trainer.run.checks import check_trainable
+from agentloop.trainer.run.train import resolve_run
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +76,13 @@ def test_epochs_become_steps_once_the_tasks_are_counted(tmp_path: Path):
     assert resolved(found, 100) == found
     # A run has at least one step.
     assert resolved(config.replace(run=config.run.replace(epochs=0.1)), 5).run.steps == 1
+
+
+def test_a_warmup_as_long_as_the_epochs_is_refused_once_the_tasks_are_counted(tmp_path: Path):
+    schedule = ["learner.lr_schedule=cosine", "learner.warmup_updates=6"]
+    config = _config(tmp_path, "run={epochs: 4}", "algorithm.groups_per_step=3", *schedule)
+    with pytest.raises(UserError, match="warmup_updates is 6, but the run has 6 updates"):
+        resolve_run(config, tmp_path / "run")
 
 
 def test_steps_and_epochs_together_are_refused(tmp_path: Path):

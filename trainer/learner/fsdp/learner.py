@@ -26,6 +26,7 @@ from agentloop.trainer.learner.measured_costs import MeasuredCosts, Stopwatch
 from agentloop.trainer.learner.metrics.step_metrics import StepMetrics
 from agentloop.trainer.learner.micro_batch import MicroBatch
 from agentloop.trainer.learner.offload.optimizer_offload import OffloadedAdamW
+from agentloop.trainer.learner.progress import Progress
 from agentloop.trainer.model import lora
 from agentloop.trainer.model.head.fused_head import ChunkLoss
 from agentloop.trainer.model.packed_lm import PackedCausalLM
@@ -34,6 +35,7 @@ from agentloop.trainer.planning import CostModel, ModelFlops
 from agentloop.trainer.sizing.layouts import Layout
 from agentloop.trainer.sizing.memory import Precision, training_memory
 from agentloop.trainer.sizing.model_shape import ModelShape
+from agentloop.weights.files import weights_digest
 from agentloop.weights.sharded import ShardedShelf
 from agentloop.weights.shelf import SharedWeights
 
@@ -73,6 +75,8 @@ class FsdpLearner(BaseLearner):
             weight_decay=config.weight_decay,
             fused=True,
         )
+        if any(not parameter.requires_grad for parameter in self.policy.parameters()):
+            self._progress.frozen = weights_digest(Path(config.model).expanduser())
         hf_config: Any = self.policy.model.config
         with packing_check.refusing(hf_config.model_type):
             self._set_costs()
@@ -306,7 +310,19 @@ class FsdpLearner(BaseLearner):
         return fsdp_state.LearnerState(self.policy, self.optimizer, self._progress, self._moving_reference)
 
     def load(self, folder: Path) -> None:
+        self._check_frozen(folder)
+        frozen = self._progress.frozen
         self._progress = fsdp_state.load(folder, self.policy, self.optimizer, self._moving_reference)
+        self._progress.frozen = frozen
+
+    def _check_frozen(self, folder: Path) -> None:
+        """Raise `UserError` if a saved state was trained with other frozen parameters than this model has."""
+        saved = Progress.read(folder).frozen
+        if saved and self._progress.frozen and saved != self._progress.frozen:
+            raise UserError(
+                f"The weights in {self.config.model} have changed since the run started, but checkpoints contain only "
+                "what was trained on top of them. Restore these weights, or set run.folder to a new folder."
+            )
 
     @property
     def _moving_reference(self) -> PackedCausalLM | None:
@@ -315,6 +331,7 @@ class FsdpLearner(BaseLearner):
 
     def load_weights(self, folder: Path) -> None:
         """Restore only the weights of a saved state. Raises `UserError` as `load` does."""
+        self._check_frozen(folder)
         fsdp_state.load_weights(folder, self.policy)
 
     def save_hf(self, folder: Path) -> None:

@@ -26,7 +26,7 @@ from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from agentloop.config.learner import LearnerConfig
-from agentloop.errors import UserError
+from agentloop.errors import UserError, described
 from agentloop.process.full_disk import naming_full_disk
 from agentloop.trainer.learner.checkpoint_files import copy_model_extras, saved_dtype, write_model_config
 from agentloop.trainer.learner.fsdp.restricted_reading import RestrictedPlanner, RestrictedReader
@@ -153,19 +153,21 @@ def _read(state: dict[str, Any], folder: Path) -> None:
     try:
         load_checkpoint(state, storage_reader=RestrictedReader(folder), planner=RestrictedPlanner())
     except (CheckpointException, RuntimeError, ValueError, KeyError, OSError) as error:
-        for failure, _ in error.failures.values() if isinstance(error, CheckpointException) else ():
-            if isinstance(failure, UserError):
-                raise failure from error
+        causes = [cause for cause, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+        for cause in causes:
+            if isinstance(cause, UserError):
+                raise cause from error
         raise UserError(
-            f"The state in {folder} does not fit the model, or is damaged: {str(error).strip()} Set model to the one "
-            f"with which the run was started, or remove {folder.parent} to resume from the checkpoint before it."
+            f"The state in {folder} does not fit the model, or is damaged ({described(causes[0])}). Set model to the "
+            f"one with which the run was started, or remove {folder.parent} to resume from the checkpoint before it."
         ) from error
 
 
 def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerConfig) -> None:
     """Write weights in `save_dtype`, tied ones once, config, and copies of the tokenizer and templates of `source`.
 
-    Adapters are merged into the weights, and also written separately to a folder `adapter`.
+    A `chat_template` of `config` replaces those of `source`. Adapters are merged into the weights, and also written
+    separately to a folder `adapter`.
     """
     state = _without_repetitions(policy.model)
     dtype = saved_dtype(source, config.save_dtype)
@@ -180,7 +182,7 @@ def save_hf(folder: Path, policy: PackedCausalLM, source: Path, config: LearnerC
             model.save_pretrained(target, state_dict=full)
             (target / GENERATION_CONFIG_NAME).unlink(missing_ok=True)
             write_model_config(source, target, dtype)
-            copy_model_extras(source, target)
+            copy_model_extras(source, target, config.chat_template)
             if config.lora is not None:
                 peft_format.save_adapters(target / "adapter", trained, config.lora, source)
 

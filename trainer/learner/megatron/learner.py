@@ -230,7 +230,7 @@ class MegatronLearner(BaseLearner):
 
     def save_hf(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, with weights in `save_dtype`."""
-        state.save_hf(folder, self.weights(), Path(self.config.model).expanduser(), self.config.save_dtype)
+        state.save_hf(folder, self.weights(), Path(self.config.model).expanduser(), self.config)
 
 
 def _hf_config(folder: Path, key: str = "model") -> Any:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from agentloop.config.learner import LearnerConfig
 from agentloop.errors import UserError
 from agentloop.process.full_disk import naming_full_disk
 from agentloop.trainer.learner.checkpoint_files import (
@@ -75,14 +76,17 @@ def load(folder: Path, model: nn.Module, training: Training, ranks: Ranks) -> Pr
     return progress
 
 
-def save_hf(folder: Path, weights: Iterable[tuple[str, Tensor]], source: Path, wanted_dtype: str) -> None:
-    """Write weights, config, and copies of the tokenizer and chat templates of `source`."""
+def save_hf(folder: Path, weights: Iterable[tuple[str, Tensor]], source: Path, config: LearnerConfig) -> None:
+    """Write weights, config, and copies of the tokenizer and chat templates of `source`.
+
+    A `chat_template` of `config` replaces those of `source`.
+    """
     with Together(folder) as (target, is_first):
         if is_first:
-            dtype = saved_dtype(source, wanted_dtype)
+            dtype = saved_dtype(source, config.save_dtype)
             write_checkpoint(target, ((name, weight.to(dtype)) for name, weight in weights))
             write_model_config(source, target, dtype)
-            copy_model_extras(source, target)
+            copy_model_extras(source, target, config.chat_template)
         else:
             deque(weights, maxlen=0)  # every rank must take part in gathering
 
