@@ -205,7 +205,7 @@ def _message(item: object, where: str) -> Any:
     if "function_call" in message:  # OpenAI's form before tool_calls
         message["tool_calls"] = [{"function": message.pop("function_call")}]
     if message.get("tool_calls"):
-        calls = _json(message["tool_calls"], f"{where}: 'tool_calls'")
+        calls = _data(message["tool_calls"], f"{where}: 'tool_calls'")
         if not isinstance(calls, list | tuple):
             raise UserError(f"{where}: 'tool_calls' must be a list of calls, or one as JSON, got {shown(calls)}.")
         message["tool_calls"] = [_call(each, f"{where}: call {number}", number) for number, each in enumerate(calls, 1)]
@@ -223,8 +223,8 @@ def _of_sharegpt(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if said not in _CALLS:
         return {**rest, "role": role, "content": value}
     calls = _json(value, where)
-    listed = calls if isinstance(calls, list) else [calls]
-    return {**rest, "role": role, "content": "", "tool_calls": [{"function": each} for each in listed]}
+    listed = [{"function": each} for each in (calls if isinstance(calls, list) else [calls])]
+    return {**rest, "role": role, "content": "", "tool_calls": json.dumps(listed) if isinstance(value, str) else listed}
 
 
 def _call(item: object, where: str, number: int) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def _call(item: object, where: str, number: int) -> dict[str, Any]:
     arguments = {} if arguments in (None, "") else _json(arguments, where)
     if not isinstance(arguments, Mapping):
         raise UserError(f"{where}: the arguments of {function['name']} must be a JSON object, got {shown(arguments)}.")
-    body = {"name": function["name"], "arguments": _without_null(arguments)}
+    body = {"name": function["name"], "arguments": arguments}
     return {"id": call.get("id") or f"call_{number - 1}", "type": "function", "function": body}
 
 
@@ -253,7 +253,7 @@ def _tools(row: Mapping[str, Any], where: str) -> list[Any] | None:
     value = row.get("tools", row.get("functions"))
     if value is None:
         return None
-    listed = _json(value, f"{where}: 'tools'")
+    listed = _data(value, f"{where}: 'tools'")
     if not isinstance(listed, list | tuple):
         raise UserError(f"{where}: 'tools' must be a list of tools, or one as JSON, got {shown(value)}.")
     return [_tool(each, f"{where}: tool {number}") for number, each in enumerate(listed, 1)]
@@ -264,7 +264,12 @@ def _tool(item: object, where: str) -> dict[str, Any]:
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UserError(f"{where} must have a 'function' with 'name' and 'parameters', got {shown(item)}.")
-    return {"type": "function", "function": _without_null(function)}
+    return {"type": "function", "function": function}
+
+
+def _data(value: Any, where: str) -> Any:
+    """Return the data of JSON text, with the null keys that its author wrote, or other data without null keys."""
+    return _json(value, where) if isinstance(value, str) else _without_null(value)
 
 
 def _json(value: Any, where: str) -> Any:

@@ -31,7 +31,7 @@ class Progress:
     """Loss scale for float16, without which small gradients would underflow to 0 (arXiv 1710.03740)."""
     updates_at_scale: int = 0
     frozen: str = ""
-    """Digest of the weights in the folder with the frozen parameters, which are not saved; empty if all parameters are."""
+    """Digest of the weights in the folder with the frozen parameters, which are not saved; empty if all are saved."""
 
     def rescale(self, *, is_finite: bool) -> None:
         """Halve the scale after an update that is not finite; double it after 200 finite updates."""

@@ -34,7 +34,7 @@ def test_formats_of_conversations_are_read_alike():
 
 
 def test_calls_and_tools_of_every_format_are_objects():
-    body = {"name": "add", "arguments": '{"a": 1, "b": null}'}  # Parquet fills keys with null
+    body = {"name": "add", "arguments": '{"a": 1}'}
     turn = {
         "role": "assistant",
         "content": None,
@@ -52,6 +52,32 @@ def test_calls_and_tools_of_every_format_are_objects():
     assert conversation(messages=[ASKED, as_text, result, SAID])["messages"][1]["tool_calls"] == [CALL]
     shared = [{"from": "human", "value": "Sum?"}, {"from": "function_call", "value": json.dumps(body)}]
     assert conversation(conversations=shared)["messages"][1]["tool_calls"] == [CALL]
+
+
+def test_null_is_an_argument_in_json_text_only():
+    """Parquet gives each object the keys of all others."""
+
+    def arguments(**message):
+        (_, said) = conversation(messages=[ASKED, {"role": "assistant", **message}])["messages"]
+        return said["tool_calls"][0]["function"]["arguments"]
+
+    given, text = {"a": 1, "b": None}, '{"a": 1, "b": null}'
+    assert arguments(tool_calls=[{"function": {"name": "add", "arguments": given}}]) == {"a": 1}
+    assert arguments(function_call={"name": "add", "arguments": given}) == {"a": 1}
+    assert arguments(tool_calls=[{"function": {"name": "add", "arguments": text}}]) == given
+    assert arguments(tool_calls=json.dumps([{"function": {"name": "add", "arguments": given}}])) == given
+    turns = [
+        {"from": "human", "value": "Sum?"},
+        {"from": "function_call", "value": json.dumps({"name": "add", "arguments": given})},
+    ]
+    (_, said) = conversation(conversations=turns)["messages"]
+    assert said["tool_calls"][0]["function"]["arguments"] == given
+    schema = {"name": "add", "parameters": {"type": "object", "properties": {"b": {"default": None}}}}
+    found = {
+        kind: conversation(messages=[ASKED, SAID], tools=tools)["tools"][0]["function"]["parameters"]["properties"]["b"]
+        for kind, tools in {"object": [schema], "text": json.dumps([schema]), "texts": [json.dumps(schema)]}.items()
+    }
+    assert found == {"object": {}, "text": {"default": None}, "texts": {"default": None}}
 
 
 def test_pairs_have_a_prompt_or_the_beginning_that_both_share():
