@@ -16,11 +16,11 @@ _COMPUTING = ("agentloop-hf", "learner rank 0")
 
 
 @contextmanager
-def errors_end_the_program(*, owns_process: bool = True) -> Iterator[None]:
+def errors_end_the_program(*, owns_process: bool = False) -> Iterator[None]:
     """Exit with 2 after a `UserError`, printed as one paragraph on stderr, 130 after Ctrl-C and 143 after SIGTERM.
 
-    `owns_process` says that the process has no other purpose. Otherwise only `SystemExit` is raised, as the caller may
-    go on.
+    `owns_process` says that the process has no other purpose, so that it may end although threads still compute.
+    Otherwise only `SystemExit` is raised, as the caller may go on.
     """
     try:
         yield

@@ -35,7 +35,7 @@ from agentloop.process.threads import LEARNER
 LEARNER.submit(time.sleep, 60 if {busy} else 0)
 time.sleep(0.5)
 atexit.register(print, "torn down")
-with errors_end_the_program():
+with errors_end_the_program(owns_process=True):
     raise SystemExit(130)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
