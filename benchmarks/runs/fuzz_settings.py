@@ -81,7 +81,7 @@ LEFT_OUT = {
     "workers": "likewise; its times bound what a busy machine takes",
     "run.folder run.steps run.epochs run.loggers run.max_failure_fraction": "the fuzz needs its own",
     "learner.reference learner.backend learner.device learner.ranks learner.nodes": "drawn by `case`",
-    "learner.model learner.recording learner.temperature learner.seed": "set from other sections",
+    "learner.model learner.recording learner.temperature learner.seed learner.chat_template": "set from other sections",
     "learner.compile_layers": "compiles for a minute",
     "learner.skip_checks": "trains on wrong numbers when asked to",
     "placement.n_gpus placement.nnodes placement.gpu placement.learner_gpus placement.layout": "there are no GPUs",
