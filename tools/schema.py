@@ -33,7 +33,7 @@ _REFERENCES = frozenset({"$ref", "$dynamicRef"})
 _SAME_VALUE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
 """Keys of a JSON Schema whose schemas apply to the same value as the schema itself."""
 _UNFIT = (PydanticUserError, CoreSchemaError, TypeError)
-"""What pydantic raises for a type without a schema, a pattern that it cannot compile, and settings that contradict."""
+"""What pydantic raises for a type without a schema, an invalid pattern, and settings that contradict each other."""
 _MAX_SHOWN = 80
 _MAX_PROBLEMS = 5
 _MAX_MESSAGE = 200

@@ -91,7 +91,7 @@ class RolloutFolder:
             )
 
     def begin(self, config: RunConfig, split: Split, samples: int, weights: str) -> None:
-        """Write what is asked for, so that the rollout can be resumed. `weights` is the digest of the model's."""
+        """Write what is asked for, so that the rollout can be resumed. `weights` is a digest of the model."""
         stored = config.model_dump(mode="json")
         options = stored["engine"]["options"]  # those of a service may have a key
         stored["engine"]["options"] = {name: options[name] for name in ("max_model_len",) if name in options}

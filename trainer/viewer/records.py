@@ -7,8 +7,7 @@ import itertools
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +115,16 @@ class Records:
 
     def _read(self, name: str) -> list[dict[str, Any]]:
         path = self._paths().get(name)
+        missing = KeyError(f"there is no trajectory file {name!r}")
         if path is None:
-            raise KeyError(_missing(name))
-        with self._lock, _missing_as_key_error(name):
+            raise missing
+        try:
+            return self._lines_of(path)
+        except FileNotFoundError as error:  # a resumed run has removed it meanwhile
+            raise missing from error
+
+    def _lines_of(self, path: Path) -> list[dict[str, Any]]:
+        with self._lock:
             state = path.stat()
             key = path, state.st_mtime_ns, state.st_size
             if key not in self._kept:
@@ -127,19 +133,6 @@ class Records:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
             return self._kept[key]
-
-
-def _missing(name: str) -> str:
-    return f"there is no trajectory file {name!r}"
-
-
-@contextmanager
-def _missing_as_key_error(name: str) -> Iterator[None]:
-    """Raise `KeyError` for a file that is removed while it is read."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise KeyError(_missing(name)) from error
 
 
 def _kind(name: str) -> str:
